@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any
 
 import click
 
+from benchmarks.scenarios import COMMAND
 from launcher.facts.digests import compare
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
@@ -37,7 +37,7 @@ def p2pfl(command: str, file: str, folder: Path, *sets: str) -> tuple[RunFolder,
     """
     arguments = [command, str(FILES / f"{file}.yaml"), "--run-dir", str(folder), "--json"]
     arguments += [part for assignment in sets for part in ("--set", assignment)]
-    done = subprocess.run([sys.executable, "-m", "launcher.cli", *arguments], capture_output=True, text=True)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
     if done.returncode not in (0, 1) or not done.stdout:
         raise click.ClickException(f"p2pfl {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
     return RunFolder.open(folder), json.loads(done.stdout.splitlines()[-1])

@@ -19,24 +19,21 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import click
 
+from benchmarks.scenarios import NotInstalled, check_messages, command, p2pfl, run, uninterrupted, wait
 from launcher.backends.container_files import RUN as IN_CONTAINER
 from launcher.facts.summary import settings
 from p2pfl import PeerId
-from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import metrics
 
 CLONE = Path(__file__).parent.parent
@@ -50,70 +47,21 @@ EVENT_LIMIT = 120.0
 """Maximum seconds for what usually takes up to 30 s: failing heartbeats, a successful health check."""
 RUN_LIMIT = 900.0
 """Maximum seconds for a run, and for its start-up."""
-POLL_INTERVAL = 0.1
 
 
-class Failed(click.ClickException):
-    """A trial has failed."""
+def output(*command: object) -> str:
+    """Run a command in the repository; return what it prints. Raises click.ClickException if it fails."""
+    return run(*command, cwd=CLONE).strip()
 
 
-class NoEngine(click.ClickException):
-    """No container engine was found."""
-
-    exit_code = 3
-
-
-# ---- commands ------------------------------------------------------------------------------------------------
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in the repository, in a new session: Ctrl-C must reach only this process, which cleans up."""
-    return subprocess.run(
-        command, cwd=CLONE, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
-    )
-
-
-def output(*command: str) -> str:
-    """Return what a command prints; raise Failed if it fails."""
-    done = run(*command)
-    if done.returncode:
-        raise Failed(f"{shlex.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}".rstrip())
-    return done.stdout.strip()
-
-
-def p2pfl(*arguments: object) -> str:
-    return output(sys.executable, "-m", "launcher.cli", *map(str, arguments))
+def copy_from(container: str, into: Path) -> None:
+    """Copy the run folder of a container, running or not."""
+    output("docker", "cp", f"{container}:{IN_CONTAINER}/.", into)
 
 
 def inspect(*containers: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(output("docker", "inspect", *containers))
     return found
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float = EVENT_LIMIT) -> float:
-    """Wait until ``condition()`` is true and return the seconds it took; raise Failed after ``seconds``."""
-    began = monotonic()
-    while not condition():
-        if monotonic() - began > seconds:
-            raise Failed(f"not within {seconds:g} s: {what}")
-        sleep(POLL_INTERVAL)
-    return monotonic() - began
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore further signals during the cleanup."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def copy_from(container: str, into: Path) -> None:
-    """Copy the run folder of a container, running or not."""
-    output("docker", "cp", f"{container}:{IN_CONTAINER}/.", str(into))
 
 
 # ---- the mesh ------------------------------------------------------------------------------------------------
@@ -156,11 +104,11 @@ class Mesh:
         return all(state["State"]["Health"]["Status"] == "healthy" for state in found)
 
     def have_finished(self) -> bool:
-        """Whether all containers have exited with code 0; raise Failed if one has another code."""
+        """Whether all containers have exited with code 0; raise click.ClickException if one has another code."""
         states = [found["State"] for found in inspect(*self.containers)]
         for peer, state in enumerate(states):
             if state["Status"] == "exited" and state["ExitCode"]:
-                raise Failed(f"peer {peer} ended with exit code {state['ExitCode']}")
+                raise click.ClickException(f"peer {peer} ended with exit code {state['ExitCode']}")
         return all(state["Status"] == "exited" for state in states)
 
     def restarts(self) -> list[int]:
@@ -174,30 +122,38 @@ class Mesh:
         return network, endpoint["IPAddress"]
 
 
-@contextmanager
-def started(compose: Sequence[str], name: str, image: str, expected: RunFolder, scratch: Path) -> Iterator[Mesh]:
-    """Start the mesh with ``compose up`` under its own project name, and remove it afterwards."""
-    project = (*compose, "--project-name", name, "--file", str(COMPOSE_FILE))
-    run_settings = settings(expected)
-    labels = [f"label=com.docker.compose.project={name}", "label=com.docker.compose.service=peer-{}"]
-    find = (
-        "docker",
-        "ps",
-        "--all",
-        "--quiet",
-        "--no-trunc",
-        *(part for label in labels for part in ("--filter", label)),
-    )
-    try:
-        output(*project, "up", "--detach", "--no-build")
-        containers = [output(*(part.format(peer) for part in find)) for peer in range(run_settings["peers"])]
-        yield Mesh(name, image, containers, run_settings["rounds"], scratch)
-    except Failed:
-        click.echo(run(*project, "logs", "--tail=10").stdout, err=True)
-        raise
-    finally:
-        with uninterrupted():
-            output(*project, "down", "--volumes", "--timeout", "0")
+@dataclass(frozen=True)
+class Engine:
+    """The container engine, and what all trials need.
+
+    Attributes:
+        composes: {version: command} of the installed versions of compose, the newest first.
+        expected: the run, simulated.
+    """
+
+    composes: Mapping[str, tuple[str, ...]]
+    name: str
+    image: str
+    expected: RunFolder
+    scratch: Path
+
+    @contextmanager
+    def started(self, compose: Sequence[str]) -> Iterator[Mesh]:
+        """Start the mesh with ``compose up`` under a project name of its own, and remove it afterwards."""
+        project = (*compose, "--project-name", self.name, "--file", str(COMPOSE_FILE))
+        run_settings = settings(self.expected)
+        labels = (f"label=com.docker.compose.project={self.name}", "label=com.docker.compose.service=peer-{}")
+        find = ("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", labels[0], "--filter", labels[1])
+        try:
+            output(*project, "up", "--detach", "--no-build")
+            containers = [output(*(part.format(peer) for part in find)) for peer in range(run_settings["peers"])]
+            yield Mesh(self.name, self.image, containers, run_settings["rounds"], self.scratch)
+        except click.ClickException:
+            click.echo(output(*project, "logs", "--tail=10"), err=True)
+            raise
+        finally:
+            with uninterrupted():
+                output(*project, "down", "--volumes", "--timeout", "0")
 
 
 @contextmanager
@@ -207,8 +163,8 @@ def container(name: str, *arguments: str) -> Iterator[None]:
         output("docker", "run", "--name", name, *arguments)
         yield
     finally:
-        with uninterrupted():
-            run("docker", "rm", "--force", "--volumes", name)
+        with uninterrupted(), suppress(click.ClickException):
+            output("docker", "rm", "--force", "--volumes", name)
 
 
 # ---- faults, each described in the sentence it returns -------------------------------------------------------
@@ -219,7 +175,7 @@ def died(mesh: Mesh) -> str:
     assert status is not None
     output("docker", "exec", mesh.containers[VICTIM], "sh", "-c", f"kill -KILL {status.pid}")
     noticed = _wait_until_noticed(mesh)
-    wait_until(lambda: mesh.restarts()[VICTIM] == 1, "the engine restarts the container")
+    wait("the engine restarts the container", lambda: mesh.restarts()[VICTIM] == 1, EVENT_LIMIT)
     return f"its process was killed {noticed}; the engine restarted the container"
 
 
@@ -237,14 +193,14 @@ def cut(mesh: Mesh) -> str:
     output("docker", "network", "disconnect", network, victim)
     noticed = _wait_until_noticed(mesh)
     _check_others(mesh)
-    wait_until(lambda: _connected(mesh, VICTIM, 0), f"peer {VICTIM} has lost all connections")
+    wait(f"peer {VICTIM} has lost all connections", lambda: _connected(mesh, VICTIM, 0), EVENT_LIMIT)
     # Take the free address: some engines would assign it again.
     name, command = f"{mesh.name}-another", ("--entrypoint", "sleep", mesh.image, "infinity")
     with container(name, "--detach", "--init", "--network", network, *command):
         output("docker", "network", "connect", "--alias", f"peer-{VICTIM}", network, victim)
     after = mesh.victim_network()[1]
     if before == after:
-        raise Failed(f"the engine gave peer {VICTIM} its old address {after} again")
+        raise click.ClickException(f"the engine gave peer {VICTIM} its old address {after} again")
     return f"it was disconnected {noticed}, and reconnected as {after} instead of {before}"
 
 
@@ -254,19 +210,21 @@ FAULTS: dict[str, Callable[[Mesh], str]] = {"died": died, "killed": killed, "cut
 def _wait_until_noticed(mesh: Mesh) -> str:
     """Wait until all neighbors have noticed the fault; check that the run was in its middle."""
     event = f"all neighbors have lost the connection to peer {VICTIM}"
-    seconds = wait_until(lambda: all(map(mesh.has_lost_the_victim, mesh.others)), event)
+    seconds = wait(event, lambda: all(map(mesh.has_lost_the_victim, mesh.others)), EVENT_LIMIT)
     done = mesh.rounds_done(VICTIM)
     if not 0 < done < mesh.rounds:
-        raise Failed(f"the fault happened after {done} of {mesh.rounds} rounds, not in the middle of the run")
+        raise click.ClickException(
+            f"the fault happened after {done} of {mesh.rounds} rounds, not in the middle of the run"
+        )
     return f"after {done} of {mesh.rounds} rounds, noticed by {len(mesh.others)} neighbors {seconds:.1f} s later"
 
 
 def _check_others(mesh: Mesh) -> None:
     """Check that the other peers wait, connected to each other, and that the engine finds them healthy."""
-    wait_until(lambda: mesh.are_healthy(mesh.others), "the engine finds the other peers healthy")
+    wait("the engine finds the other peers healthy", lambda: mesh.are_healthy(mesh.others), EVENT_LIMIT)
     for peer in mesh.others:
         if not _connected(mesh, peer, len(mesh.others) - 1):
-            raise Failed(f"a peer is not connected to all but one: {mesh.health(peer)}")
+            raise click.ClickException(f"a peer is not connected to all but one: {mesh.health(peer)}")
 
 
 def _connected(mesh: Mesh, peer: PeerId, count: int) -> bool:
@@ -285,106 +243,77 @@ def simulated(image: str, name: str, scratch: Path) -> RunFolder:
     return RunFolder.open(scratch / "container" / "simulated")
 
 
-def trial(
-    compose: Sequence[str], fault: str | None, name: str, image: str, expected: RunFolder, scratch: Path
-) -> str:
-    """Run the mesh with a fault and describe the outcome; raise Failed if it differs from ``expected``."""
-    began = monotonic()
-    with started(compose, name, image, expected, scratch) as mesh:
-        outcome = "no fault"
+def calm(engine: Engine) -> str:
+    for number, compose in engine.composes.items():
+        trial(engine, compose, None, engine.scratch / f"calm-{number}")
+    return f"no fault, with compose {' and '.join(engine.composes)}"
+
+
+def trial(engine: Engine, compose: Sequence[str], fault: Callable[[Mesh], str] | None, into: Path) -> str:
+    """Run the mesh with a fault, and describe it. Raises click.ClickException if the run is not as simulated."""
+    with engine.started(compose) as mesh:
+        what = ""
         if fault is not None:
-            wait_until(
-                lambda: mesh.rounds_done(VICTIM) >= ROUNDS_BEFORE,
-                f"peer {VICTIM} has done {ROUNDS_BEFORE} rounds",
-                RUN_LIMIT,
-            )
-            outcome = f"peer {VICTIM}: {FAULTS[fault](mesh)}"
-        wait_until(mesh.have_finished, "all peers have finished", RUN_LIMIT)
-        seconds = monotonic() - began
-        restarts = [int(fault == "died" and peer == VICTIM) for peer in range(len(mesh.containers))]
+            early = f"peer {VICTIM} has done {ROUNDS_BEFORE} rounds"
+            wait(early, lambda: mesh.rounds_done(VICTIM) >= ROUNDS_BEFORE, RUN_LIMIT)
+            what = f"peer {VICTIM}: {fault(mesh)}"
+        wait("all peers have finished", mesh.have_finished, RUN_LIMIT)
+        restarts = [int(fault is died and peer == VICTIM) for peer in range(len(mesh.containers))]
         if mesh.restarts() != restarts:
-            raise Failed(f"the engine restarted containers {mesh.restarts()} times; expected {restarts}")
-        into, copies = (Path(tempfile.mkdtemp(dir=scratch)) for _ in range(2))
+            raise click.ClickException(
+                f"the engine restarted containers {mesh.restarts()} times; expected {restarts}"
+            )
+        copies = Path(tempfile.mkdtemp(dir=engine.scratch))
         for peer, container_id in enumerate(mesh.containers):
             copy_from(container_id, copies / str(peer))
         p2pfl("collect", into, copies)
-    p2pfl("digest", into, expected.root)
-    for files in expected.peers():
-        result, right = _result(RunFolder(into).peer(files.peer)), _result(files)
-        if result.missing or result.skipped_rounds:
-            raise Failed(
-                f"peer {files.peer}: {result.missing} messages missing, {result.skipped_rounds} rounds skipped"
-            )
-        if (result.sent, result.received) != (right.sent, right.received):
-            raise Failed(f"peer {files.peer}: byte counts differ from the simulation")
-    return f"{outcome}; same bits, same byte counts, no message missing; {seconds:.0f} s"
+    p2pfl("digest", into, engine.expected.root)
+    check_messages(RunFolder(into), engine.expected)
+    return what
 
 
-def _result(files: PeerFolder) -> Result:
-    result = files.result()
-    if result is None:
-        raise Failed(f"peer {files.peer} wrote no result")
-    return result
-
-
-def engine() -> str:
-    """Return the version of the container engine; raise NoEngine if there is none."""
-    try:
-        done = run("docker", "version", "--format", "{{.Server.Version}}")
-    except OSError as error:
-        raise NoEngine(f"no engine: docker: {error.strerror}") from None
-    if done.returncode:
-        raise NoEngine(f"no engine: {(done.stderr or done.stdout).strip()}")
-    return done.stdout.strip()
+def with_fault(name: str, engine: Engine) -> str:
+    return trial(engine, next(iter(engine.composes.values())), FAULTS[name], engine.scratch / name)
 
 
 def composes() -> dict[str, tuple[str, ...]]:
-    """Return {version: command} of the installed versions of compose; raise NoEngine if there is none."""
+    """Return {version: command} of the installed versions of compose. Raises NotInstalled if there is none."""
     found: dict[str, tuple[str, ...]] = {}
-    for command in (("docker", "compose"), ("docker-compose",)):
-        try:
-            done = run(*command, "version", "--short")
-        except OSError:
-            continue
-        if not done.returncode:
-            found[done.stdout.strip()] = command
+    for program in (("docker", "compose"), ("docker-compose",)):
+        with suppress(OSError, click.ClickException):
+            found[output(*program, "version", "--short")] = program
     if not found:
-        raise NoEngine("no compose: neither `docker compose` nor `docker-compose` found")
+        raise NotInstalled("neither `docker compose` nor `docker-compose` found")
     return found
 
 
-@click.command(help=__doc__)
-@click.argument("trials", nargs=-1, type=click.Choice(["calm", *FAULTS]))
-@click.option("--image", envvar="P2PFL_IMAGE", help="Image to use; default: build it, as `docker compose up` does.")
-def main(trials: Sequence[str], image: str | None) -> None:
-    version, programs = engine(), composes()
-    (newest, compose), *_ = programs.items()
+@contextmanager
+def requirements(scratch: Path, image: str | None) -> Iterator[Engine]:
+    """Build the image, unless one is named, and simulate the run in it. Raises NotInstalled without an engine."""
+    try:
+        version = output("docker", "version", "--format", "{{.Server.Version}}")
+    except (OSError, click.ClickException) as error:
+        raise NotInstalled(f"a container engine: {error}") from None
+    programs = composes()
     name = f"p2pfl-check-{os.getpid()}"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Read by compose; no profile: without GPUs.
     os.environ |= {"COMPOSE_PROJECT_NAME": name, "COMPOSE_PROFILES": ""}
-    built = ""
     if image is None:
-        began = monotonic()
-        output(*compose, "--file", str(COMPOSE_FILE), "build", "keys")
-        image, built = "p2pfl", f", built in {monotonic() - began:.0f} s"
+        output(*next(iter(programs.values())), "--file", COMPOSE_FILE, "build", "keys")
+        image = "p2pfl"
     os.environ["P2PFL_IMAGE"] = image
     size = int(output("docker", "image", "inspect", "--format", "{{.Size}}", image))
-    click.echo(f"engine {version}; image {image}: {size / 1e9:.2f} GB{built}")
-    with tempfile.TemporaryDirectory() as root:
-        scratch = Path(root)
-        began = monotonic()
-        expected = simulated(image, name, scratch)
-        run_settings = settings(expected)
-        click.echo(
-            f"simulate: {run_settings['peers']} peers, {run_settings['rounds']} rounds; {monotonic() - began:.0f} s"
-        )
-        for trial_name in trials or ("calm", *FAULTS):
-            for number, command in programs.items() if trial_name == "calm" else [(newest, compose)]:
-                fault = None if trial_name == "calm" else trial_name
-                outcome = trial(command, fault, name, image, expected, scratch)
-                click.echo(f"{trial_name}, {' '.join(command)} {number}: {outcome}")
+    click.echo(f"engine {version}; image {image}: {size / 1e9:.2f} GB\n")
+    yield Engine(programs, name, image, simulated(image, name, scratch), scratch)
 
+
+SCENARIOS: dict[str, Callable[[Engine], str]] = {"calm": calm, **{name: partial(with_fault, name) for name in FAULTS}}
+OPTIONS = (
+    click.Option(
+        ["--image"], envvar="P2PFL_IMAGE", help="Image to use. Default: build it, as `docker compose` does."
+    ),
+)
+main = command(SCENARIOS, requirements, lambda engine, name: True, __doc__, "p2pfl-compose-", OPTIONS)
 
 if __name__ == "__main__":
     main()

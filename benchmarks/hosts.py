@@ -8,24 +8,18 @@ last one `--apart` seconds after the first. A switch (benchmarks.switch) connect
 loss and outages. Then `p2pfl collect` gathers the folders, and the result is compared with `p2pfl simulate`. Prints a
 Markdown table. Exit code 1: a peer failed, missed a message or differs from the simulation; 77: no network namespaces
 here.
-
-The host's own network is not touched. Leftovers of an interrupted run are removed by the next one.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import re
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,19 +27,18 @@ from typing import Any
 import click
 import yaml
 
-from benchmarks.switch import LinkConditions, Switch, tap
-from launcher.facts.digests import compare
+from benchmarks import namespaces
+from benchmarks.namespaces import NETNS_FOLDERS, ip
+from benchmarks.scenarios import check_messages, command, compared, p2pfl, simulate, start, tail
+from benchmarks.switch import LinkConditions, Switch
 from p2pfl import PeerId
-from p2pfl.run_folder.folder import Result, RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
-UNAVAILABLE = 77
 PEERS = 8
 PORT = 5700
 IPV4, IPV6 = "192.0.2.{}", "2001:db8::{}"
 """Addresses of peer i: IPV4.format(FIRST + i), from networks reserved for documentation."""
 FIRST, MOVED = 10, 100
-NETNS_FOLDERS = Path("/etc/netns")
-"""`ip netns exec` mounts the hosts file of a namespace from here."""
 TICK = 0.05
 
 RUN: dict[str, Any] = {
@@ -128,23 +121,6 @@ SCENARIOS = {
 }
 
 
-class Unavailable(click.ClickException):
-    """Network namespaces are not available on this host, or to this user."""
-
-    exit_code = UNAVAILABLE
-
-
-def ip(*arguments: str) -> str:
-    """Run `ip`; raise Unavailable if it fails."""
-    try:
-        done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        raise Unavailable("command `ip` not found; install iproute2") from None
-    if done.returncode:
-        raise Unavailable(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
-
-
 # ---- hosts ---------------------------------------------------------------------------------------------------
 
 
@@ -154,8 +130,6 @@ class Host:
 
     peer: PeerId
     namespace: str
-    port: int
-    """File descriptor of its switch port."""
     root: Path
     process: subprocess.Popen[bytes] | None = None
     number: int = field(init=False)
@@ -181,11 +155,7 @@ class Host:
     def start(self) -> None:
         """Start the peer as a user would by hand."""
         peer = [sys.executable, "-P", "-m", "peers", "--file", "mesh.yaml", "--run", "run", "--me", str(self.peer)]
-        with (self.root / "output").open("ab") as output:
-            self.process = subprocess.Popen(
-                ["ip", "netns", "exec", self.namespace, *peer],
-                cwd=self.root, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+        self.process = start(["ip", "netns", "exec", self.namespace, *peer], self.root / "output", self.root)
 
     def move(self) -> None:
         """Give the host another IPv4 address."""
@@ -207,61 +177,22 @@ class Host:
 
 
 @contextmanager
-def network(root: Path) -> Iterator[list[Host]]:
-    """Create a host for each peer, not yet connected by a switch."""
-    remove_leftovers()
-    with ExitStack() as stack:
-        hosts: list[Host] = []
-        for peer in range(PEERS):
-            namespace = f"p2pfl-{os.getpid()}-{peer}"
-            ip("netns", "add", namespace)
-            stack.callback(remove, namespace)
-            try:
-                device, port = tap()
-            except OSError as error:
-                raise Unavailable(f"no TAP device: /dev/net/tun: {error.strerror}") from None
-            stack.callback(os.close, port)
-            ip("link", "set", device, "netns", namespace, "name", "eth0")
-            ip("-n", namespace, "link", "set", "lo", "up")
-            host = Host(peer, namespace, port, root / f"host-{peer}")
-            ip("-n", namespace, "addr", "add", f"{IPV4.format(host.number)}/24", "dev", "eth0")
-            ip("-n", namespace, "addr", "add", f"{IPV6.format(host.number)}/64", "dev", "eth0", "nodad")
-            ip("-n", namespace, "link", "set", "eth0", "up")
-            (NETNS_FOLDERS / namespace).mkdir(parents=True)
-            hosts.append(host)
+def network(root: Path, conditions: LinkConditions, seed: int) -> Iterator[tuple[list[Host], Switch]]:
+    """Create a host for each peer, and the switch that connects them."""
+
+    def addresses(peer: int) -> list[str]:
+        return [f"{IPV4.format(FIRST + peer)}/24", f"{IPV6.format(FIRST + peer)}/64"]
+
+    with namespaces.network(PEERS, addresses, conditions, seed) as (names, switch):
+        assert switch is not None
+        hosts = [Host(peer, name, root / f"host-{peer}") for peer, name in enumerate(names)]
         for host in hosts:
+            (NETNS_FOLDERS / host.namespace).mkdir(parents=True)
             host.write_host_names(hosts)
-        yield hosts
-
-
-def remove(namespace: str) -> None:
-    """Remove a namespace and kill the processes in it."""
-    for pid in ip("netns", "pids", namespace).split():
-        with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    ip("netns", "del", namespace)
-    shutil.rmtree(NETNS_FOLDERS / namespace, ignore_errors=True)
-    with suppress(OSError):  # not empty: other runs use it
-        NETNS_FOLDERS.rmdir()
-
-
-def remove_leftovers() -> None:
-    """Remove the namespaces of runs that were killed."""
-    for line in ip("netns", "list").splitlines():
-        ours = re.match(r"p2pfl-(\d+)-\d+\b", line)
-        if ours and not Path("/proc", ours[1]).exists():
-            remove(ours[0])
+        yield hosts, switch
 
 
 # ---- a run ---------------------------------------------------------------------------------------------------
-
-
-def p2pfl(*arguments: object, cwd: Path | None = None) -> None:
-    texts = [str(argument) for argument in arguments]
-    command = [sys.executable, "-P", "-m", "launcher.cli", *texts]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    if done.returncode:
-        raise click.ClickException(f"p2pfl {' '.join(texts)}: exit code {done.returncode}\n{done.stderr}")
 
 
 def write_files(hosts: Sequence[Host], scenario: Scenario) -> None:
@@ -276,7 +207,7 @@ def write_files(hosts: Sequence[Host], scenario: Scenario) -> None:
         (host.root / "keys" / "public.yaml").write_text(public)
 
 
-def start(hosts: Sequence[Host], apart: float, chance: random.Random) -> None:
+def start_all(hosts: Sequence[Host], apart: float, chance: random.Random) -> None:
     """Start the peers in a random order, the last one ``apart`` seconds after the first."""
     order = chance.sample(list(hosts), len(hosts))
     times = [0.0, *sorted(chance.uniform(0, apart) for _ in hosts[2:]), apart]
@@ -335,72 +266,56 @@ def crash(host: Host, hosts: Sequence[Host], moves: bool) -> None:
     host.start()
 
 
-def tail(path: Path, lines: int = 5) -> str:
-    return "\n".join(path.read_text(encoding="utf-8").splitlines()[-lines:])
+@dataclass(frozen=True)
+class Check:
+    """Where the files are, and the options of the command."""
+
+    root: Path
+    seed: int
+    apart: float
+    limit: float
 
 
-def results(folder: RunFolder) -> list[Result]:
-    return [result for files in folder.peers() if (result := files.result()) is not None]
+@contextmanager
+def requirements(root: Path, **options: Any) -> Iterator[Check]:
+    """Raise Unavailable if network namespaces are not available."""
+    namespaces.require()
+    (root / "mesh.yaml").write_text(yaml.safe_dump(RUN))
+    yield Check(root, **options)
 
 
-def counts(folder: RunFolder) -> list[Any]:
-    """Return messages and bytes by peer, neighbor and kind."""
-    return [(result.sent, result.received) for result in results(folder)]
-
-
-def run(name: str, root: Path, apart: float, seed: int, limit: float, expected: RunFolder) -> bool:
-    """Run one scenario and print its row; return whether it passed."""
-    scenario, chance = SCENARIOS[name], random.Random(f"{seed} {name}")
-    with network(root) as hosts, Switch([host.port for host in hosts], scenario.conditions, seed) as switch:
+def run(name: str, check: Check) -> str:
+    """Run one scenario and describe it."""
+    scenario, chance, root = SCENARIOS[name], random.Random(f"{check.seed} {name}"), check.root / name
+    with network(root, scenario.conditions, check.seed) as (hosts, switch):
         write_files(hosts, scenario)
-        start(hosts, apart, chance)
-        seconds = follow(hosts, scenario.faults, switch, limit)
+        start_all(hosts, check.apart, chance)
+        seconds = follow(hosts, scenario.faults, switch, check.limit)
         segments, retransmitted = map(sum, zip(*(host.segments() for host in hosts), strict=True))
     p2pfl("collect", root / "all", *(host.folder.root for host in hosts))
     folder = RunFolder.open(root / "all")
-    missing = sum(result.missing + result.skipped_rounds for result in results(folder))
+    check_messages(folder, simulate(check.root / "mesh.yaml"))
     lost = sum(files.log.read_text(encoding="utf-8").count("connection lost peer=") for files in folder.peers())
-    kinds = [kind for out, _ in counts(folder) for to_one in out.values() for kind in to_one.values()]
-    sent, carried = sum(body + header for _, body, header in kinds), switch.traffic.bytes
-    same = compare(folder, expected).same and counts(folder) == counts(expected)
-    row = [name, scenario.addresses, scenario, f"{seconds:.0f}", f"{sent / 1e6:.1f}", f"{carried / 1e6:.1f}"]
-    row += [segments, retransmitted, lost, missing, "yes" if same else "NO"]
-    click.echo(f"| {' | '.join(map(str, row))} |")
-    return same and not missing
+    results = [result for files in folder.peers() if (result := files.result()) is not None]
+    kinds = [kind for result in results for to_one in result.sent.values() for kind in to_one.values()]
+    sent = sum(body + header for _, body, header in kinds)
+    return (
+        f"{scenario.addresses}; {scenario}: {seconds:.0f} s of rounds, {sent / 1e6:.1f} MB sent, "
+        f"{switch.traffic.bytes / 1e6:.1f} on the wire, {retransmitted} of {segments} segments retransmitted, "
+        f"{lost} connections lost"
+    )
 
 
-@click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, metavar=f"[{'|'.join(SCENARIOS)}]...", type=click.Choice(list(SCENARIOS)))
-@click.option("--seed", default=0, show_default=True, help="Seed of the network and of the start order.")
-@click.option("--apart", default=30.0, show_default=True, help="Seconds from the first start to the last.")
-@click.option("--limit", default=600.0, show_default=True, help="Maximum seconds of one run.")
-@click.option("--keep", type=click.Path(path_type=Path), help="New folder for everything that the peers write.")
-def main(names: tuple[str, ...], seed: int, apart: float, limit: float, keep: Path | None) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    with ExitStack() as stack:
-        root = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        root.mkdir(parents=True, exist_ok=keep is None)
-        try:
-            if os.geteuid():
-                raise Unavailable("only root can create them")
-            with network(root):
-                pass
-        except Unavailable as reason:
-            click.echo(f"no network namespaces here: {reason.message}", err=True)
-            sys.exit(UNAVAILABLE)
-        (root / "mesh.yaml").write_text(yaml.safe_dump(RUN))
-        p2pfl("simulate", root / "mesh.yaml", "--run-dir", root / "simulated")
-        expected = RunFolder.open(root / "simulated")
-        columns = ["run", "addresses", "network", "s", "MB sent", "MB on the wire", "segments", "retransmitted"]
-        columns += ["connections lost", "messages missing", "same bits"]
-        click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-        try:
-            passed = [run(name, root / name, apart, seed, limit, expected) for name in names or SCENARIOS]
-        except Unavailable as error:  # they were available before
-            raise click.ClickException(error.message) from None
-    sys.exit(0 if all(passed) else 1)
+def same(check: Check, name: str) -> bool:
+    return compared(check.root / "mesh.yaml", RunFolder(check.root / name / "all"))
 
+
+OPTIONS = (
+    click.Option(["--seed"], default=0, show_default=True, help="Seed of the network and of the start order."),
+    click.Option(["--apart"], default=30.0, show_default=True, help="Seconds from the first start to the last."),
+    click.Option(["--limit"], default=600.0, show_default=True, help="Maximum seconds of one run."),
+)
+main = command({name: partial(run, name) for name in SCENARIOS}, requirements, same, __doc__, "p2pfl-hosts-", OPTIONS)
 
 if __name__ == "__main__":
     main()

@@ -21,9 +21,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -32,13 +32,25 @@ from typing import Any
 import click
 import yaml
 
-from benchmarks.containers import uninterrupted
-from benchmarks.hosts import Unavailable, ip
-from benchmarks.scenarios import COMMAND, NotInstalled, command, compared, rounds_done, wait
+from benchmarks import namespaces
+from benchmarks.scenarios import (
+    COMMAND,
+    NotInstalled,
+    check_messages,
+    command,
+    compared,
+    finish,
+    rounds_done,
+    run,
+    start,
+    tail,
+    uninterrupted,
+    wait,
+)
 from p2pfl.run_folder.folder import RunFolder
 
 NODES, PEERS, ROUNDS = 3, 20, 24
-BRIDGE, NETWORK, PORT = "p2pflray", "198.51.100.{}", 6379
+NETWORK, PORT = "198.51.100.{}", 6379
 """From a network reserved for documentation."""
 CPUS = 2
 """Of each node, as Ray counts them."""
@@ -73,24 +85,20 @@ RUN: dict[str, Any] = {
 
 @dataclass
 class Node:
-    """A node of the cluster in namespaces of its own."""
+    """A node of the cluster in namespaces of its own, of which ``namespace`` is that of the network."""
 
     number: int
     root: Path
+    namespace: str
     process: subprocess.Popen[bytes] | None = None
-    namespace: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.namespace = f"p2pflray-{os.getpid()}-{self.number}"
 
     @property
     def address(self) -> str:
         return NETWORK.format(10 + self.number)
 
     @property
-    def device(self) -> str:
-        """The end of its network device that is outside."""
-        return f"pr{os.getpid()}-{self.number}"  # 15 characters at most
+    def log(self) -> Path:
+        return self.root / f"node-{self.number}.log"
 
     def start(self, environment: dict[str, str]) -> None:
         """Start Ray, on a disk of the node's own at ``root/disk``."""
@@ -103,23 +111,17 @@ class Node:
         ]  # fmt: skip
         script = 'hostname "$1"; mount -t tmpfs -o size=2g tmpfs "$2"; shift 2; exec "$@"'
         command = ["unshare", "--mount", "--uts", "sh", "-ec", script, "node", f"node-{self.number}"]
-        with (self.root / f"node-{self.number}.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                ["ip", "netns", "exec", self.namespace, *command, f"{self.root}/disk", *ray],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
-            )  # fmt: skip
+        everything = ["ip", "netns", "exec", self.namespace, *command, f"{self.root}/disk", *ray]
+        self.process = start(everything, self.log, self.root, environment)
 
     def inside(self, *command: str) -> list[str]:
         """Return a command that runs as on this node."""
         assert self.process is not None
         return ["nsenter", f"--target={self.process.pid}", "--mount", "--net", "--uts", "--", *command]
 
-    def processes(self) -> list[int]:
-        return [int(pid) for pid in ip("netns", "pids", self.namespace).split()]
-
     def kill(self) -> None:
         """Kill everything on the node, and lose its disk, which was in memory."""
-        for pid in self.processes():
+        for pid in namespaces.processes(self.namespace):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self.process is not None:
@@ -129,8 +131,9 @@ class Node:
 class Cluster:
     """A Ray cluster on this machine."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
         self.root = root
+        self._names = names
         self.nodes: list[Node] = []
         self.folder = root / "disk" / "run"
         """The run folder, on the disk of the head node."""
@@ -145,90 +148,64 @@ class Cluster:
             "RAY_raylet_start_wait_time_s": str(int(START_LIMIT)),  # on a busy machine
         }
 
-    def add(self) -> Node:
+    def add(self) -> None:
         """Start another node, and wait until it is part of the cluster."""
-        node = Node(len(self.nodes), self.root)
+        node = Node(len(self.nodes), self.root, self._names[len(self.nodes)])
         self.nodes.append(node)
-        ip("netns", "add", node.namespace)
-        ip("link", "add", node.device, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
-        ip("link", "set", node.device, "master", BRIDGE, "up")
-        ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
-        for name in ("lo", "eth0"):
-            ip("-n", node.namespace, "link", "set", name, "up")
         node.start(self.environment)
-        log = self.root / f"node-{node.number}.log"
-        wait(f"Ray on node {node.number}: {log}", lambda: self._has_started(node, log), START_LIMIT)
-        return node
+        wait(f"Ray on node {node.number}: {node.log}", lambda: self._has_started(node), START_LIMIT)
 
-    def _has_started(self, node: Node, log: Path) -> bool:
+    def _has_started(self, node: Node) -> bool:
         assert node.process is not None
         if node.process.poll() is not None:
-            raise click.ClickException(f"Ray ended on node {node.number}:\n{log.read_text()[-2000:]}")
-        return "--block" in log.read_text()
+            raise click.ClickException(f"Ray ended on node {node.number}:\n{tail(node.log)}")
+        return "--block" in node.log.read_text()
 
-    def launcher(self, *arguments: str) -> subprocess.Popen[str]:
+    @property
+    def log(self) -> Path:
+        """The output of the p2pfl commands."""
+        return self.root / "p2pfl.log"
+
+    def launcher(self, *arguments: object) -> subprocess.Popen[bytes]:
         """Start a `p2pfl` command on the head node."""
-        return subprocess.Popen(
-            self.nodes[0].inside(*COMMAND, *arguments),
-            cwd=self.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True, env=self.environment,
-        )  # fmt: skip
+        return start(self.nodes[0].inside(*COMMAND, *map(str, arguments)), self.log, self.root, self.environment)
+
+    def finish(self, process: subprocess.Popen[bytes]) -> str:
+        return finish(process, self.log, RUN_LIMIT)
 
     def reserved(self) -> float:
         """Return how many CPUs are in use or reserved."""
-        done = subprocess.run(
-            self.nodes[0].inside(sys.executable, "-c", RESERVED, f"{NETWORK.format(10)}:{PORT}"),
-            capture_output=True, text=True, env=self.environment,
-        )  # fmt: skip
-        if done.returncode:
-            raise click.ClickException(done.stderr[-2000:])
-        return float(done.stdout.split()[-1])
+        asked = self.nodes[0].inside(sys.executable, "-c", RESERVED, f"{NETWORK.format(10)}:{PORT}")
+        return float(run(*asked, env=self.environment).split()[-1])
 
 
 @contextmanager
 def cluster(root: Path, nodes: int) -> Iterator[Cluster]:
     """Start a cluster with its files in a new folder, and end all of it afterwards."""
     root.mkdir()
-    with ExitStack() as stack:
-        stack.enter_context(_bridge())
-        started = Cluster(root)
-        stack.callback(_remove, started)
-        for _ in range(nodes):
-            started.add()
-        yield started
 
+    def addresses(number: int) -> list[str]:
+        return [f"{NETWORK.format(10 + number)}/24"]
 
-@contextmanager
-def _bridge() -> Iterator[None]:
-    with suppress(Unavailable):
-        ip("link", "del", BRIDGE)  # of a run that was killed
-    ip("link", "add", BRIDGE, "type", "bridge")
-    try:
-        ip("link", "set", BRIDGE, "up")
-        yield
-    finally:
-        ip("link", "del", BRIDGE)
-
-
-def _remove(started: Cluster) -> None:
-    with uninterrupted():
-        for node in reversed(started.nodes):
-            with suppress(Unavailable):
-                node.kill()
-            with suppress(Unavailable):  # with the namespace, it would disappear only later
-                ip("link", "del", node.device)
-            with suppress(Unavailable):
-                ip("netns", "del", node.namespace)
+    with namespaces.network(nodes, addresses, None) as (names, _):
+        started = Cluster(root, names)
+        try:
+            for _ in range(nodes):
+                started.add()
+            yield started
+        finally:
+            with uninterrupted():
+                for node in reversed(started.nodes):
+                    node.kill()
 
 
 # ---- scenarios --------------------------------------------------------------------------------------------------
 
 
-def launch(started: Cluster, *options: str) -> tuple[subprocess.Popen[str], RunFolder]:
+def launch(started: Cluster, *options: str) -> tuple[subprocess.Popen[bytes], RunFolder]:
     """Launch the run on the cluster; the run folder is on the head node's disk."""
-    process = started.launcher(
-        "launch", str(started.run_file), "--backend", "ray", "--run-dir", str(started.folder), *options
-    )
+    arguments = ["launch", started.run_file, "--backend", "ray", "--run-dir", started.folder]
+    process = started.launcher(*arguments, *options)
     assert started.nodes[0].process is not None
     return process, RunFolder(Path(f"/proc/{started.nodes[0].process.pid}/root{started.folder}"))
 
@@ -239,51 +216,31 @@ def progress(folder: RunFolder) -> list[int]:
     return [0 if status is None else status.rounds_done for status in statuses]
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a command; return its output. Raises Failed."""
-    try:
-        output, _ = process.communicate(timeout=RUN_LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-        raise click.ClickException(f"not finished within {RUN_LIMIT:g} s:\n{output[-4000:]}") from None
-    if process.returncode:
-        raise click.ClickException(f"exit code {process.returncode}:\n{output[-4000:]}")
-    return output
+def wait_for(started: Cluster, process: subprocess.Popen[bytes], what: str, reached: Callable[[], bool]) -> float:
+    """Wait for an event in a run. Raises click.ClickException if the run ends before."""
 
-
-def collect(started: Cluster) -> None:
-    """Copy the results from the head node's disk; raise click.ClickException if messages are missing."""
-    folder = started.root / "collected"
-    finish(started.launcher("collect", str(folder), str(started.folder)))
-    found = [RunFolder(folder).peer(peer).result() for peer in range(PEERS)]
-    incomplete = [
-        peer for peer, result in enumerate(found) if result is None or result.missing or result.skipped_rounds
-    ]
-    if incomplete:
-        raise click.ClickException(f"messages or results are missing: peers {incomplete}")
-
-
-def middle(process: subprocess.Popen[str], folder: RunFolder) -> None:
-    """Wait until every peer has done a third of its rounds."""
-
-    def reached() -> bool:
+    def checked() -> bool:
         if process.poll() is not None:
-            raise click.ClickException(f"ended early:\n{finish(process)[-4000:]}")
-        return rounds_done(folder) >= ROUNDS // 3
+            raise click.ClickException(f"ended early:\n{tail(started.log)}")
+        return reached()
 
-    wait("a third of the rounds", reached, RUN_LIMIT)
+    return wait(what, checked, RUN_LIMIT)
+
+
+def middle(started: Cluster, process: subprocess.Popen[bytes], folder: RunFolder) -> None:
+    """Wait until every peer has done a third of its rounds."""
+    wait_for(started, process, "a third of the rounds", lambda: rounds_done(folder) >= ROUNDS // 3)
 
 
 def calm(started: Cluster) -> str:
     process, _ = launch(started)
-    finish(process)
+    started.finish(process)
     return "no fault"
 
 
 def died(started: Cluster) -> str:
     process, folder = launch(started, "--option", f"hosts={NODES}")
-    middle(process, folder)
+    middle(started, process, folder)
     hosts = folder.info["hosts"]
     addresses = {node.address: node for node in started.nodes[1:]}  # not the head, where the launcher is
     bundle, victim = next(
@@ -296,42 +253,40 @@ def died(started: Cluster) -> str:
     victim.kill()
 
     def back() -> bool:
-        if process.poll() is not None:
-            raise click.ClickException(f"ended early:\n{finish(process)[-4000:]}")
         now = progress(folder)
         return all(now[peer] > at[peer] or now[peer] == ROUNDS for peer in peers)
 
-    took = wait("the peers of the node are further than before", back, RUN_LIMIT)
-    output = finish(process)
+    took = wait_for(started, process, "the peers of the node are further than before", back)
+    output = started.finish(process)
     if "has died; starting it again" not in output:
-        raise click.ClickException(f"the launcher did not report the death of the node:\n{output[-4000:]}")
+        raise click.ClickException(f"the launcher did not report the death of the node:\n{tail(started.log)}")
     rounds = sorted(at[peer] for peer in peers)
     return f"{len(peers)} peers killed after {rounds[0]} to {rounds[-1]} rounds, ahead again after {took:.0f} s"
 
 
 def orphaned(started: Cluster) -> str:
     process, folder = launch(started)
-    middle(process, folder)
+    middle(started, process, folder)
     at = rounds_done(folder)
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    finish(started.launcher("resume", str(started.folder)))
+    process.wait()
+    started.finish(started.launcher("resume", started.folder))
     wait("all CPUs are free again", lambda: started.reserved() == 0)
     return f"launcher killed after {at} rounds, resumed; nothing is reserved any more"
 
 
 def refused(started: Cluster) -> str:
     longest = 0.0
-    for options in (["gpus=0.5"], ["memory=500GB"], ["cpus=1"], ["hosts=9"], ["address=198.51.100.99:6379"]):
+    for option in ("gpus=0.5", "memory=500GB", "cpus=1", "hosts=9", "address=198.51.100.99:6379"):
         began = monotonic()
-        given = [part for option in options for part in ("--option", option)]
-        device = ["--set", "device=auto"] if options[0].startswith("gpus") else []
-        process, _ = launch(started, *given, *device)
-        output, _ = process.communicate(timeout=RUN_LIMIT)
-        if process.returncode == 0 or "Traceback" in output or "Ray cluster" not in output:
-            raise click.ClickException(f"--option {options[0]}: exit code {process.returncode}:\n{output}")
+        started.log.unlink(missing_ok=True)
+        device = ["--set", "device=auto"] if option.startswith("gpus") else []
+        process, _ = launch(started, "--option", option, *device)
+        code, output = process.wait(RUN_LIMIT), started.log.read_text()
+        if code == 0 or "Traceback" in output or "Ray cluster" not in output:
+            raise click.ClickException(f"--option {option}: exit code {code}:\n{output}")
         longest = max(longest, monotonic() - began)
-        click.echo(f"--option {options[0]}: {output.strip().splitlines()[-1]}", err=True)
+        click.echo(f"--option {option}: {output.strip().splitlines()[-1]}", err=True)
     return f"five requests refused, each within {longest:.0f} s"
 
 
@@ -340,7 +295,9 @@ def on_cluster(scenario: Callable[[Cluster], str], name: str, nodes: int, root: 
     with cluster(root / name, nodes) as started:
         did = scenario(started)
         if name != "refused":
-            collect(started)
+            folder = started.root / "collected"
+            started.finish(started.launcher("collect", folder, started.folder))
+            check_messages(RunFolder(folder))
     return did
 
 
@@ -358,11 +315,7 @@ def requirements(root: Path) -> Iterator[Path]:
     """Raise Unavailable if Ray or the right to create network namespaces is absent."""
     if importlib.util.find_spec("ray") is None:
         raise NotInstalled("Ray is not installed: pip install 'p2pfl-mesh[ray]'")
-    if os.geteuid():
-        raise Unavailable("only root can create network namespaces")
-    trial = f"p2pfl-trial-{os.getpid()}"
-    ip("netns", "add", trial)
-    ip("netns", "del", trial)
+    namespaces.require()
     (root / "ray20.yaml").write_text(yaml.safe_dump(RUN))
     yield root
 

@@ -1,4 +1,4 @@
-"""What the checks of launches on several hosts share: slurm.py, ssh.py, ray_cluster.py, kubernetes.
+"""What the checks of launches share: hosts.py, containers.py, slurm.py, ssh.py, ray_cluster.py, kubernetes.
 
 A check has named scenarios. Each launches a run, often with a fault, and describes in a few words what happened. The
 final states of its run must be those of `p2pfl simulate`. A Markdown table has a row per scenario.
@@ -6,20 +6,21 @@ final states of its run must be those of `p2pfl simulate`. A Markdown table has 
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
 import click
 
-from benchmarks.hosts import Unavailable
+from benchmarks.namespaces import Unavailable
 from launcher.facts.digests import compare
 from p2pfl.run_folder.folder import RunFolder
 
@@ -51,6 +52,76 @@ class NotInstalled(Unavailable):
     exit_code = 3
 
 
+def start(
+    command: Sequence[object], log: Path, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own: Ctrl-C must reach this process alone, which cleans up.
+
+    Its output is appended to ``log``.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(map(str, command)),
+            cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env,
+        )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[bytes], log: Path, limit: float, code: int = 0) -> str:
+    """Wait for a started command; return its output. Raises click.ClickException if it ends with another code."""
+    try:
+        found = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise click.ClickException(f"not within {limit:.0f} s\n{tail(log)}") from None
+    if found != code:
+        raise click.ClickException(f"exit code {found}, expected {code}\n{tail(log)}")
+    return log.read_text(encoding="utf-8")
+
+
+def tail(log: Path, lines: int = 40) -> str:
+    """Return the last lines of a file."""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+def run(
+    *command: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    limit: float | None = None,
+    text: str = "",
+) -> str:
+    """Run a command with ``text`` as its input; return its output. Raises click.ClickException if it fails."""
+    words = list(map(str, command))
+    try:
+        done = subprocess.run(
+            words, cwd=cwd, input=text, capture_output=True, text=True, timeout=limit, env=env, start_new_session=True
+        )
+    except subprocess.TimeoutExpired:
+        raise click.ClickException(f"{shlex.join(words)}: not within {limit:.0f} s") from None
+    if done.returncode:
+        raise click.ClickException(
+            f"{shlex.join(words)}: exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr}"
+        )
+    return done.stdout
+
+
+def p2pfl(*arguments: object, cwd: Path | None = None, limit: float | None = None) -> str:
+    """Run a p2pfl command. Raises as ``run``."""
+    return run(*COMMAND, *arguments, cwd=cwd, limit=limit)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore further signals during the cleanup."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def wait(what: str, condition: Callable[[], object], limit: float = 60.0) -> float:
     """Wait for ``condition()`` and return the seconds it took; raise click.ClickException after ``limit``."""
     began = monotonic()
@@ -73,13 +144,23 @@ def rounds_done(folder: RunFolder) -> int:
 def simulate(file: Path) -> RunFolder:
     """Run a run file without a network, unless that was done. Return the run folder, which is next to the file."""
     folder = file.with_name(f"{file.stem}-simulated")
-    if folder.exists():
-        return RunFolder(folder)
-    command = [*COMMAND, "simulate", str(file), "--run-dir", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise click.ClickException(f"p2pfl simulate failed:\n{done.stdout}{done.stderr}")
+    if not folder.exists():
+        p2pfl("simulate", file, "--run-dir", folder)
     return RunFolder(folder)
+
+
+def check_messages(folder: RunFolder, expected: RunFolder | None = None) -> None:
+    """Raise click.ClickException unless all peers have finished, and none has missed a message or skipped a round.
+
+    Args:
+        expected: a run with the same messages and bytes, by peer, neighbor and kind; None: they are not compared.
+    """
+    for files in folder.peers():
+        result, right = files.result(), expected and expected.peer(files.peer).result()
+        if result is None or result.phase != "finished" or result.missing or result.skipped_rounds:
+            raise click.ClickException(f"peer {files.peer} has not finished, or missed messages: {result}")
+        if right and (result.sent, result.received) != (right.sent, right.received):
+            raise click.ClickException(f"peer {files.peer}: byte counts differ from the simulation")
 
 
 def command(
@@ -119,7 +200,8 @@ def command(
     @click.argument("names", nargs=-1, type=click.Choice(list(scenarios)))
     @click.option("--keep", type=click.Path(path_type=Path), help="New folder for all files; kept.")
     def main(names: tuple[str, ...], keep: Path | None, **given: Any) -> None:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
         with ExitStack() as stack:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))) if keep is None else keep
             root.mkdir(parents=True, exist_ok=keep is None)

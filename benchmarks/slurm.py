@@ -31,7 +31,19 @@ import click
 import psutil
 import yaml
 
-from benchmarks.scenarios import COMMAND, RUN, SLOW, NotInstalled, command, compared, rounds_done, wait
+from benchmarks.scenarios import (
+    COMMAND,
+    RUN,
+    SLOW,
+    NotInstalled,
+    command,
+    compared,
+    finish,
+    rounds_done,
+    run,
+    start,
+    wait,
+)
 from p2pfl.run_folder.folder import RunFolder
 
 NODES = 3
@@ -81,30 +93,21 @@ class Cluster:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         return {**mine, "SLURM_CONF": str(self.root / "slurm.conf")}
 
+    @property
+    def log(self) -> Path:
+        return self.root / "runs" / "output"
+
     def start(self, *command: object) -> subprocess.Popen[bytes]:
-        """Start a command in the folder of the runs; its output goes to ``output`` there."""
-        with (self.root / "runs" / "output").open("wb") as output:
-            return subprocess.Popen(
-                [str(part) for part in command],
-                cwd=self.root / "runs", stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment,
-            )  # fmt: skip
+        """Start a command in the folder of the runs; its output goes to ``log``."""
+        self.log.unlink(missing_ok=True)
+        return start(command, self.log, self.root / "runs", self.environment)
+
+    def finish(self, process: subprocess.Popen[bytes], code: int = 0) -> str:
+        return finish(process, self.log, LIMIT, code)
 
     def run(self, *command: object) -> str:
         """Run a command to its end and return its output. Raises click.ClickException."""
-        done = subprocess.run(
-            [str(part) for part in command],
-            cwd=self.root / "runs",
-            capture_output=True,
-            text=True,
-            env=self.environment,
-        )
-        if done.returncode:
-            raise click.ClickException(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stderr}")
-        return done.stdout
-
-    @property
-    def output(self) -> str:
-        return (self.root / "runs" / "output").read_text(encoding="utf-8")
+        return run(*command, cwd=self.root / "runs", env=self.environment)
 
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.root / "runs" / name)
@@ -139,10 +142,7 @@ def cluster(root: Path) -> Iterator[Cluster]:
     daemons: list[subprocess.Popen[bytes]] = []
 
     def daemon(*command: str) -> None:
-        with (root / "daemons.log").open("ab") as log:
-            daemons.append(
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=found.environment)
-            )
+        daemons.append(start(command, root / "daemons.log", root, found.environment))
 
     try:
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
@@ -166,22 +166,11 @@ def cluster(root: Path) -> Iterator[Cluster]:
 def found_nodes(found: Cluster) -> int:
     """Return how many nodes are idle."""
     with suppress(click.ClickException):
-        return found.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split().__len__()
+        return len(found.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split())
     return 0
 
 
 # ---- scenarios ---------------------------------------------------------------------------------------------------
-
-
-def finish(found: Cluster, process: subprocess.Popen[bytes], limit: float = LIMIT) -> None:
-    """Wait for a command; raise click.ClickException if it fails."""
-    try:
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise click.ClickException(f"not within {limit:.0f} s\n{found.output}") from None
-    if code:
-        raise click.ClickException(f"exit code {code}\n{found.output}")
 
 
 def allocate(found: Cluster, name: str, *more: object) -> subprocess.Popen[bytes]:
@@ -191,7 +180,7 @@ def allocate(found: Cluster, name: str, *more: object) -> subprocess.Popen[bytes
 
 def calm(found: Cluster) -> str:
     write(found, "calm", RUN)
-    finish(found, allocate(found, "calm", "--host-dir", found.root / "{host}"))
+    found.finish(allocate(found, "calm", "--host-dir", found.root / "{host}"))
     apart = [len(list((found.root / f"node{number + 1}" / "calm" / "peers").iterdir())) for number in range(NODES)]
     return f"peers per node {', '.join(map(str, apart))}, no shared folder"
 
@@ -202,9 +191,9 @@ def node_killed(found: Cluster) -> str:
     folder = found.folder("node-killed")
     wait("round 8", lambda: rounds_done(folder) >= 8, LIMIT)
     killed = kill_step(found, "node2")
-    finish(found, process)
-    if "host node2" not in found.output or "is back" not in found.output:
-        raise click.ClickException(f"nobody noticed that node2 was killed\n{found.output}")
+    output = found.finish(process)
+    if "host node2" not in output or "is back" not in output:
+        raise click.ClickException(f"nobody noticed that node2 was killed\n{output}")
     return f"{killed} processes of node2 killed after round {8}"
 
 
@@ -260,19 +249,18 @@ def time_limit(found: Cluster) -> str:
 
 def gpu(found: Cluster) -> str:
     write(found, "gpu", {**RUN, "device": "cuda"})
-    process = allocate(found, "gpu")
-    code = process.wait(LIMIT)
+    output = found.finish(allocate(found, "gpu"), 1)
     wanted = "Slurm has granted this job no GPU"
-    if code != 1 or wanted not in found.output:
-        raise click.ClickException(f"exit code {code}\n{found.output}")
-    return next(line for line in found.output.splitlines() if wanted in line)
+    if wanted not in output:
+        raise click.ClickException(output)
+    return next(line for line in output.splitlines() if wanted in line)
 
 
 SCENARIOS = {"calm": calm, "node-killed": node_killed, "time-limit": time_limit, "gpu": gpu}
 
 
-def write(found: Cluster, name: str, run: dict[str, Any]) -> None:
-    (found.root / "runs" / f"{name}.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
+def write(found: Cluster, name: str, tree: dict[str, Any]) -> None:
+    (found.root / "runs" / f"{name}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
 
 
 def same(found: Cluster, name: str) -> bool | None:

@@ -15,7 +15,6 @@ import json
 import math
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from scipy import stats
 from benchmarks.bench import procfs
 from benchmarks.bench.measuring import kill_tree, scratch_folder
 from benchmarks.bench.runs import light
-from launcher.facts.digests import compare
+from benchmarks.scenarios import COMMAND, compared, start, tail
 from launcher.facts.processes import find_process
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
@@ -164,12 +163,9 @@ def main(peers: int, rounds: int, every: float, sample: float, seed: int, record
     chance, samples, kills = random.Random(seed), list[Sample](), list[PeerId]()
     with scratch_folder() as root:
         (root / "run.yaml").write_text(json.dumps(tree))
-        p2pfl = [sys.executable, "-m", "launcher.cli"]
-        command = [*p2pfl, "launch", str(root / "run.yaml"), "--run-dir", str(root / "run")]
         began = time.monotonic()
         next_kill, next_sample = began + every, began
-        with (root / "output").open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = start([*COMMAND, "launch", "run.yaml", "--run-dir", "run"], root / "output", root)
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -189,10 +185,8 @@ def main(peers: int, rounds: int, every: float, sample: float, seed: int, record
             kill_tree(process)
         seconds = time.monotonic() - began
         if process.returncode:
-            raise click.ClickException((root / "output").read_text(errors="replace")[-2000:])
-        simulated = [*p2pfl, "simulate", str(root / "run.yaml"), "--run-dir", str(root / "simulated")]
-        subprocess.run(simulated, check=True, stdout=subprocess.DEVNULL)
-        same = compare(RunFolder.open(root / "run"), RunFolder.open(root / "simulated")).same
+            raise click.ClickException(tail(root / "output"))
+        same = compared(root / "run.yaml", RunFolder.open(root / "run"))
     of = len(set(kills))
     click.echo(
         f"{peers} peers, {rounds} rounds, {len(kills)} kills of {of}, {seconds:.0f} s, {len(samples)} samples\n"

@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -33,9 +33,10 @@ import click
 import psutil
 import yaml
 
-from benchmarks.hosts import Unavailable, ip, remove, remove_leftovers
-from benchmarks.scenarios import COMMAND, RUN, SLOW, command, compared, rounds_done, wait
-from benchmarks.switch import LinkConditions, Switch, tap
+from benchmarks import namespaces
+from benchmarks.namespaces import Unavailable, ip
+from benchmarks.scenarios import COMMAND, RUN, SLOW, command, compared, finish, rounds_done, run, start, wait
+from benchmarks.switch import LinkConditions
 from p2pfl.run_folder.folder import RunFolder
 
 ADDRESS = "192.0.2.{}"
@@ -74,18 +75,15 @@ class Place:
             "StrictModes no\nPidFile none\nPermitRootLogin yes\nUsePAM no\nMaxStartups 100\n"
         )
         (self.root / "sshd_config").write_text(text)
-        with (self.root / "sshd.log").open("ab") as log:
-            command = self.execute(
-                shutil.which("sshd") or "/usr/sbin/sshd", "-D", "-e", "-f", self.root / "sshd_config"
-            )
-            self.sshd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        sshd = self.execute(shutil.which("sshd") or "/usr/sbin/sshd", "-D", "-e", "-f", self.root / "sshd_config")
+        self.sshd = start(sshd, self.root / "sshd.log", self.root)
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes in the namespace."""
         found = []
-        for pid in ip("netns", "pids", self.namespace).split():
+        for pid in namespaces.processes(self.namespace):
             with suppress(psutil.Error):
-                found.append(psutil.Process(int(pid)))
+                found.append(psutil.Process(pid))
         return found
 
 
@@ -94,55 +92,24 @@ def network(root: Path, hosts: int = len(HOSTS), conditions: LinkConditions | No
     """Create the namespaces of the launcher and of the hosts, what connects them, and the sshds.
 
     Args:
-        conditions: those of the switch; None: a bridge of the kernel, which neither delays nor loses frames.
+        conditions: as in ``namespaces.network``.
     """
-    remove_leftovers()
     keys = root / "ssh"
     keys.mkdir()
     for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name)
     Path("/run/sshd").mkdir(exist_ok=True)
-    with ExitStack() as stack:
-        places, ports = [], []
-        if conditions is None:
-            bridge = _namespace(hosts + 1, stack)
-            ip("-n", bridge, "link", "add", "bridge", "up", "type", "bridge")
-        for number in range(1 + hosts):
-            place = Place(number, _namespace(number, stack), root / f"host-{number}")
+
+    def addresses(number: int) -> list[str]:
+        return [f"{ADDRESS.format(10 + number)}/24"]
+
+    with namespaces.network(1 + hosts, addresses, conditions) as (names, _):
+        places = [Place(number, name, root / f"host-{number}") for number, name in enumerate(names)]
+        for place in places:
             place.root.mkdir()
-            if conditions is None:
-                end = ["name", f"port{number}", "netns", bridge]
-                ip("-n", place.namespace, "link", "add", "eth0", "type", "veth", "peer", *end)
-                ip("-n", bridge, "link", "set", f"port{number}", "up", "master", "bridge")
-            else:
-                ports.append(_switch_port(place.namespace, stack))
-            ip("-n", place.namespace, "link", "set", "lo", "up")
-            ip("-n", place.namespace, "addr", "add", f"{place.address}/24", "dev", "eth0")
-            ip("-n", place.namespace, "link", "set", "eth0", "up")
-            places.append(place)
-        if conditions is not None:
-            stack.enter_context(Switch(ports, conditions))
         for place in places[1:]:
             place.start_sshd(keys)
         yield places
-
-
-def _namespace(number: int, stack: ExitStack) -> str:
-    name = f"p2pfl-{os.getpid()}-{number}"
-    ip("netns", "add", name)
-    stack.callback(remove, name)
-    return name
-
-
-def _switch_port(namespace: str, stack: ExitStack) -> int:
-    """Give the namespace a device; return the descriptor at its other end."""
-    try:
-        device, port = tap()
-    except OSError as error:
-        raise Unavailable(f"no TAP device: /dev/net/tun: {error.strerror}") from None
-    stack.callback(os.close, port)
-    ip("link", "set", device, "netns", namespace, "name", "eth0")
-    return port
 
 
 @dataclass
@@ -153,7 +120,7 @@ class Lab:
     launcher: Place
     hosts: Sequence[Place]
 
-    def write(self, name: str, run: dict[str, Any], **changes: dict[str, Any]) -> None:
+    def write(self, name: str, tree: dict[str, Any], **changes: dict[str, Any]) -> None:
         """Write run file and hosts file; ``changes`` to the entries of hosts."""
         options = ["-i", str(self.root / "ssh" / "user"), "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"]
         entries = [
@@ -168,16 +135,12 @@ class Lab:
             }
             for place in self.hosts
         ]
-        (self.root / f"{name}.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
+        (self.root / f"{name}.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
         (self.root / f"{name}-hosts.yaml").write_text(yaml.safe_dump(entries, sort_keys=False))
 
     def start(self, name: str, *arguments: object) -> subprocess.Popen[bytes]:
         """Start `p2pfl` in the launcher's namespace; its output is added to a file."""
-        with (self.root / f"{name}.out").open("ab") as output:
-            return subprocess.Popen(
-                self.launcher.execute(*COMMAND, *arguments),
-                cwd=self.root, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+        return start(self.launcher.execute(*COMMAND, *arguments), self.root / f"{name}.out", self.root)
 
     def launch(self, name: str) -> subprocess.Popen[bytes]:
         hosts = f"{name}-hosts.yaml"
@@ -187,13 +150,7 @@ class Lab:
         return (self.root / f"{name}.out").read_text(encoding="utf-8")
 
     def finish(self, name: str, process: subprocess.Popen[bytes], code: int = 0) -> None:
-        try:
-            found = process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise click.ClickException(f"not within {LIMIT:.0f} s\n{self.output(name)}") from None
-        if found != code:
-            raise click.ClickException(f"exit code {found}, expected {code}\n{self.output(name)}")
+        finish(process, self.root / f"{name}.out", LIMIT, code)
 
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.root / name)
@@ -205,8 +162,7 @@ class Lab:
 @contextmanager
 def laboratory(root: Path) -> Iterator[Lab]:
     """Create the network. Raises Unavailable."""
-    if os.geteuid():
-        raise Unavailable("only root can create network namespaces")
+    namespaces.require()
     if not shutil.which("ssh-keygen") or not (shutil.which("sshd") or Path("/usr/sbin/sshd").exists()):
         raise Unavailable("no sshd; install openssh-server")
     with network(root) as places:

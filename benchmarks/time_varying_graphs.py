@@ -25,10 +25,7 @@ from typing import Any
 
 import click
 
-from p2pfl.run_file.load import from_dict
-from p2pfl.run_folder.folder import RunFolder
-from p2pfl.session import metrics
-from p2pfl.simulation.simulate import simulate
+import p2pfl
 
 GRAPHS: dict[str, Any] = {
     "static": {"name": "regular", "degree": 4},
@@ -61,23 +58,20 @@ def run_file(graph: str, seed: int, rounds: int, eval_every: int) -> dict[str, A
 def measure(graph: str, seed: int, rounds: int, eval_every: int) -> dict[str, Any]:
     """Simulate a run; return its accuracy by round, in percent, and the megabytes that a peer has sent on average."""
     began = perf_counter()
-    run = from_dict(run_file(graph, seed, rounds, eval_every))
+    evaluated: defaultdict[int, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="p2pfl-graphs-") as scratch:
-        folder = RunFolder.create(Path(scratch) / "run", range(run.peers))
-        folder.write_info({"id": "0" * 16})
-        results = simulate(run, folder)
-        evaluated: defaultdict[int, list[float]] = defaultdict(list)
-        for files in folder.peers():
-            for record in metrics.read(files.metrics):
-                if record["global"] is not None:
-                    evaluated[record["t"] + 1].append(100.0 * record["global"]["accuracy"])
+        run = p2pfl.load(run_file(graph, seed, rounds, eval_every)).simulate(Path(scratch, "run"))
+        for record in run.records():
+            if record["global"] is not None:
+                evaluated[record["t"] + 1].append(100.0 * record["global"]["accuracy"])
+        results = run.results()
     sent = sum(entry[1] for result in results for kinds in result.sent.values() for entry in kinds.values())
     return {
         "graph": graph,
         "seed": seed,
         "accuracy": {t: round(statistics.fmean(evaluated[t]), 2) for t in sorted(evaluated)},
         "spread": round(statistics.pstdev(evaluated[rounds]), 2),
-        "megabytes": round(sent / run.peers / 1e6, 2),
+        "megabytes": round(sent / len(results) / 1e6, 2),
         "seconds": round(perf_counter() - began, 1),
     }
 

@@ -33,6 +33,7 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
+from p2pfl.data.cache_folder import data_root
 from p2pfl.errors import Diverged, MissingExtra, ModelWarning, P2pflError, RunFailed, RunFolderError
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
@@ -117,6 +118,15 @@ class PlannedRun:
         for remark in check_models(self._run, *data) if has_models_of_users(self._run) else ():
             warnings.warn(remark, ModelWarning, stacklevel=3)
         return data
+
+    def missing_files(self) -> list[str]:
+        """The files and folders of the dataset that are not there, relative to the folder of datasets."""
+        root = data_root(self._run.file.data.root)
+        return [os.path.relpath(path, root) for path in self._run.loader.files(root) if not path.exists()]
+
+    def dataset(self) -> Dataset:
+        """The dataset that ``partition`` divides. Raises RunFileError if it is not available."""
+        return load_data(self._run)[0]
 
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the model's outputs; empty if they have only numbers.
@@ -297,6 +307,10 @@ class RecordedRun:
     def partition(self) -> list[Subset]:
         """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
         return load_data(self._checked(), self._folder.root)[1]
+
+    def dataset(self) -> Dataset:
+        """The dataset that ``partition`` divides. Raises RunFileError if it is not available."""
+        return load_data(self._checked(), self._folder.root)[0]
 
     def class_names(self) -> tuple[str, ...]:
         """As in ``PlannedRun``. Raises RunFileError if the dataset is not available."""

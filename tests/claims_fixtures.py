@@ -56,5 +56,5 @@ def record(store: Store, run: Settings, seed: int, accuracy: float, rate: float 
         "code": "abc, torch 2",
         "about": "",
     }
+    store.folder.mkdir(parents=True, exist_ok=True)
     store.add({**content, "summary": summary(accuracy).to_dict()})
-    store.reload()

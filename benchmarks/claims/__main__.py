@@ -1,4 +1,4 @@
-"""Decide the papers' claims: execute runs, the cheapest undecided claim first, then write docs/claims.md.
+"""Decide the papers' claims: execute runs, the cheapest undecided claim first, then write the pages of docs/claims.
 
     make claims                                                # until all are decided: days on two cores
     make claims MINUTES=60 JOBS=2 ONLY=l2c                     # as many as an hour decides
@@ -6,23 +6,24 @@
     make claims DEVICE=cuda MINUTES=600 JOBS=16                # also at the papers' own size; a job keeps a core busy
     make claims DEVICE=cuda MINUTES=600 SOCKETS=1              # the same with a process per peer; they share the GPU
     python -m benchmarks.claims --list                         # what would be run, with the expected minutes
-    python -m benchmarks.claims --minutes 0                    # write the page only
+    python -m benchmarks.claims --minutes 0                    # write the pages only
+    python -m benchmarks.claims --minutes 0 --pack             # the same, and compress the runs that were added
 
-Every finished run is kept in the store, so that an interrupted call continues where it ended, and several may use one
-store. $P2PFL_DATA holds the datasets; claims whose datasets are not there are left out. The exit status is 1 if a run
-failed.
+Every finished run is kept in the store, so that an interrupted call continues where it ended. $P2PFL_DATA holds the
+datasets; claims whose datasets are not there are left out. The exit status is 1 if a run failed.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 import torch
 
-from benchmarks.claims import compare, dfml, fedstyle, fedtgp, l2c, ledger, mapl, plan, prices
+from benchmarks.claims import compare, dfml, fedstyle, fedtgp, l2c, mapl, pages, plan
 from benchmarks.claims.claim import Claim, Paper
 from benchmarks.claims.scheduler import Budget, Scheduler
 from benchmarks.claims.store import Store
@@ -59,7 +60,7 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
 )
 @click.option("--page", default=PROJECT / "docs" / "claims.md", type=click.Path(exists=True, path_type=Path))
 @click.option("--list", "listed", is_flag=True, help="Print what would be run.")
-@click.option("--measure-speed", is_flag=True, help="Measure how fast the device trains, for prices; run nothing.")
+@click.option("--pack", is_flag=True, help="At the end, compress the runs that were added.")
 def main(
     only: tuple[str, ...],
     part: str,
@@ -70,14 +71,11 @@ def main(
     folder: Path,
     page: Path,
     listed: bool,
-    measure_speed: bool,
+    pack: bool,
 ) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda, but torch finds no GPU on this host")
     store = Store(folder)
-    if measure_speed:
-        prices.write_speed(folder, device, prices.measure_speed(torch.device(device)))
-        return
     claims = selected(only, part)
     without = sorted({file for claim in claims if not claim.dear for file in plan.missing_files(claim)})
     if without:
@@ -87,13 +85,21 @@ def main(
             click.echo(f"{seconds / 60:7.1f} minutes, {len(tasks):3} runs: {claim.where}, {claim.name}")
         return
     scheduler = Scheduler(claims, store, Budget(minutes, jobs, device, sockets))
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends workers, writes the page
-    try:
-        if minutes != 0:
-            scheduler.run()
-    finally:
-        store.reload()
-        ledger.write(PAPERS, store, page)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends workers, writes the pages
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(store.locked())
+        except BlockingIOError:
+            raise click.ClickException(
+                f"{folder}: another process adds runs; --jobs runs several at a time"
+            ) from None
+        try:
+            if minutes != 0:
+                scheduler.run()
+            if pack:
+                store.pack()
+        finally:
+            pages.write(PAPERS, store, page)
     if scheduler.failed:
         sys.exit(1)
 

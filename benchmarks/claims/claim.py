@@ -77,7 +77,7 @@ class Claim:
             the ± of their difference is Welch's 95 % t-interval.
         scale: the size of the paper's runs: peers, rounds, training samples per peer.
         curves: what the claim's picture shows; empty for none.
-        dear: at the paper's own size, for a GPU.
+        hours: what a claim at the paper's own size costs with five seeds, on a GPU and on a core; None for others.
     """
 
     name: str
@@ -91,7 +91,12 @@ class Claim:
     threshold: float = 0.0
     whose: Literal["paper", "ours"] = "paper"
     curves: str = "accuracy"
-    dear: bool = False
+    hours: tuple[int, int] | None = None
+
+    @property
+    def dear(self) -> bool:
+        """Whether the claim is at the paper's own size, for a GPU."""
+        return self.hours is not None
 
     def decisive(self, figures: Sequence[float]) -> Sequence[float]:
         """Return the figures that the verdict is of: the first five, or ten if those did not decide.
@@ -125,15 +130,14 @@ class Left:
     Attributes:
         where, name, paper: as in ``Claim``.
         reason: why: a dataset that is missing, the size, or that it is a setting or a picture, not a claim.
-        cells: the runs that would decide it at the paper's size, which the ledger prices: {label: settings} for each
-            cell of the table, that is each dataset and setting; none if it has no price.
+        cost: of all runs that would decide it at the paper's size, with five seeds.
     """
 
     name: str
     where: str
     paper: str
     reason: str
-    cells: Sequence[Mapping[str, Settings]] = ()
+    cost: str = "–"
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from benchmarks.claims import dfml_cifar10, dfml_paper_size, left
+from benchmarks.claims import dfml_cifar10
 from benchmarks.claims.claim import Claim, Paper, Settings, difference
 from benchmarks.claims.dfml_figures import (
     by_network,
@@ -61,6 +61,7 @@ from benchmarks.claims.dfml_runs import (
     run,
     up_to_date,
 )
+from benchmarks.claims.paper_size import at_paper_size, left
 from benchmarks.claims.statistics import Relation
 
 WITH_A_SERVER = claim(
@@ -402,7 +403,7 @@ CLAIMS = (
         threshold=1.0,
         whose="ours",
     ),
-    *dfml_paper_size.CLAIMS,
+    *at_paper_size("dfml"),
 )
 
 MODULE = Paper(
@@ -410,7 +411,7 @@ MODULE = Paper(
     "DFML: Decentralized Federated Mutual Learning",
     [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 29))],
     CLAIMS,
-    left.DFML,
+    left("dfml"),
     "α: weight of distillation; peak models: each peer's copy from the last maximum of α; K: mutual epochs. WSM, "
     "ACE: cross-entropy with a softmax weighted by the peer's class counts, or over some classes only. WSL, ANL-KD: "
     "other schedules of distillation. Meme: the small network that FML shares.",

@@ -15,8 +15,6 @@ IID: Mapping[str, Any] = {"name": "iid-train"}
 WIDTHS = ["dfml-cnn-8-16", "dfml-cnn-16-32", "dfml-cnn-32-64"]
 PAPER_10 = "10 peers, 500 rounds, 4,000 samples"
 PAPER_50 = "50 peers, 500 rounds, 800 samples"
-PAPER_100 = "100 peers, 500 rounds, 400 samples"
-PAPER_CALTECH = "10 peers, 500 rounds, 555 samples"
 SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 5e-4}
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.claims import left
 from benchmarks.claims.claim import Claim, Paper, Settings, difference, spread
+from benchmarks.claims.paper_size import left
 from benchmarks.claims.summary import Summary
 
 PAPER = "3 peers, 100 rounds, 46,849 samples"
@@ -401,7 +401,7 @@ MODULE = Paper(
     "More Generalized and Personalized Unsupervised Representation Learning",
     [*(f"Table {n}" for n in range(1, 6)), *(f"Fig. {n}" for n in range(1, 6))],
     CLAIMS,
-    left.FEDSTYLE,
+    left("fedstyle"),
     "λ: weight of the style-infused loss; E_s: epochs of training the style extractor; β: concentration of the "
     "Dirichlet partition. Generalization: accuracy on all styles; personalization: on the peer's own. Differences "
     'in the column "paper" are of its unrounded cells.',

@@ -15,20 +15,20 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Literal
 
-from benchmarks.claims import fedtgp_paper_size, left
 from benchmarks.claims.claim import Claim, Paper, Settings, difference
+from benchmarks.claims.paper_size import at_paper_size, left
 from benchmarks.claims.statistics import Relation
 from benchmarks.claims.summary import Summary
 
 RATES = (0.01, 0.02, 0.05)
-BEST = fedtgp_paper_size.BEST
+BEST: dict[str, Any] = {"series": "pooled", "best_round": True}
 PARTITIONS: Mapping[str, Mapping[str, Any]] = {
     "practical": {"name": "dirichlet", "beta": 0.1, "test": 0.1, "validation": 0.98},
     "pathological": {"name": "pathological", "classes_per_peer": 2, "test": 0.1, "validation": 0.98},
 }
 SMALL = {"name": "dirichlet", "beta": 0.1, "test": 0.2, "validation": 0.95}
-PAPER = fedtgp_paper_size.PAPER
-PAPER_CIFAR = fedtgp_paper_size.PAPER_CIFAR
+PAPER = "20 peers, 1,000 rounds, 2,625 samples"
+PAPER_CIFAR = "20 peers, 1,000 rounds, 2,250 samples"
 
 
 def clothes(
@@ -341,7 +341,7 @@ CLAIMS = (
         PAPER_CIFAR,
         **MARGIN,
     ),
-    *fedtgp_paper_size.CLAIMS,
+    *at_paper_size("fedtgp"),
 )
 
 MODULE = Paper(
@@ -349,7 +349,7 @@ MODULE = Paper(
     "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning",
     [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 12))],
     CLAIMS,
-    left.FEDTGP,
+    left("fedtgp"),
     "SCL, FM: prototypes trained without a margin, or with a fixed one; F: the network that transforms trained "
     "prototypes; δ(t), τ: the adaptive margin and its cap; S: epochs of training prototypes per round.",
 )

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.claims import l2c_paper_size, left
 from benchmarks.claims.claim import Claim, Paper, Settings, difference, spread
 from benchmarks.claims.l2c_runs import (
     AT_PAPERS_RATE,
@@ -41,6 +40,7 @@ from benchmarks.claims.l2c_runs import (
     on_cifar10,
     shards,
 )
+from benchmarks.claims.paper_size import at_paper_size, left
 from benchmarks.claims.summary import Summary
 
 
@@ -382,7 +382,7 @@ CLAIMS = (
             ("l2c", "1 step", "+7.13 ± 1.6 (90.14 against 83.01)", "l2c above dpsgd, one step per round"),
         )
     ),
-    *l2c_paper_size.CLAIMS,
+    *at_paper_size("l2c"),
 )
 
 MODULE = Paper(
@@ -390,7 +390,7 @@ MODULE = Paper(
     "Learning to Collaborate in Decentralized Learning of Personalized Models",
     [*(f"Table {n}" for n in range(1, 5)), *(f"Fig. {n}" for n in range(1, 10))],
     CLAIMS,
-    left.L2C,
+    left("l2c"),
     '"Find each other": a peer\'s largest mixing weights are those of the peers with the same task. Kept: '
     "neighbors that are left after pruning. Rate: the learning rate.",
 )

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.claims import left, mapl_paper_size
 from benchmarks.claims.claim import Claim, Paper, difference
 from benchmarks.claims.mapl_figures import (
     blocks,
@@ -52,6 +51,7 @@ from benchmarks.claims.mapl_runs import (
     paper_scale,
     without_terms,
 )
+from benchmarks.claims.paper_size import at_paper_size, left
 
 
 def ablation(name: str, label: str, where: str, paper: str, sc2: bool = False, **hyper: Any) -> Claim:
@@ -414,7 +414,7 @@ CLAIMS = (
         for other, title in TITLES.items()
         for where, scenario in (("", 1), (", Sc. 2", 2))
     ),
-    *mapl_paper_size.CLAIMS,
+    *at_paper_size("mapl"),
 )
 
 
@@ -437,7 +437,7 @@ MODULE = Paper(
     "MAPL: Model Agnostic Peer-to-peer Learning",
     [*(f"Table {n}" for n in range(1, 10)), *(f"Fig. {n}" for n in range(1, 8))],
     [with_noise(claim) for claim in CLAIMS],
-    left.MAPL,
+    left("mapl"),
     "Sc. 1, 2: two clusters of peers with disjoint or overlapping classes; Sc. 3, 4: the same with unequal "
     "numbers of images. l_ce, l_cont, l_proto, l_uni: cross-entropy, contrastive, prototype and uniformity loss. "
     "γ: a peer's share of the samples, S: similarity of heads, E_g: steps on the graph per round, T_thr: the "

@@ -1,8 +1,8 @@
-"""Claims at the papers' own size, from the run files in topologies/paper; run with DEVICE=cuda."""
+"""What no run of ours decides: claims at the papers' own size, and rows for which no run is declared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -10,17 +10,11 @@ from typing import Any
 
 import yaml
 
-from benchmarks.claims.claim import Claim, Settings, difference
-from benchmarks.claims.statistics import Relation
+from benchmarks.claims.claim import Claim, Left, Settings, difference
 from benchmarks.claims.summary import Summary
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 SKIPPED = ("name", "seed", "device", "checkpoint_every", "checkpoint_copies")
-
-
-def tree_of(file: Path) -> dict[str, Any]:
-    """Return the run file's keys, without those that differ between runs."""
-    return {key: value for key, value in deepcopy(_content(file)).items() if key not in SKIPPED}
 
 
 @cache
@@ -29,75 +23,48 @@ def _content(file: Path) -> Mapping[str, Any]:
     return tree
 
 
-def runs_of(
-    file: str,
-    methods: Mapping[str, Mapping[str, Any]],
-    data: Mapping[str, Any] | None = None,
-    changes: Mapping[str, Any] | None = None,
-    series: str = "accuracy",
-    best_round: bool = False,
-) -> dict[str, Settings]:
-    """Return a run of each method, with the data and networks of a run file in topologies/paper.
-
-    Args:
-        file: run file of the paper's own method.
-        methods: {label: hyper-parameters}; the label is the method unless they have a ``name``. Those of the file's
-            own method are added to the file's.
-        data: replaces keys of the file's section ``data``.
-        changes: replaces other sections of the file.
-        series, best_round: as in ``Settings``.
-    """
-    tree = {**tree_of(TOPOLOGIES / "paper" / f"{file}.yaml"), **(changes or {})}
-    tree["data"] = {**tree["data"], **(data or {})}
-    own = tree["algorithm"]
-
-    def settings(label: str) -> Settings:
-        hyper = {"name": label, **methods[label]}
-        family = hyper["name"].rstrip("+") == own["name"].rstrip("+")
-        algorithm = {**(own if family else {}), **hyper}
-        return Settings({**tree, "algorithm": algorithm}, 0.0, series=series, best_round=best_round)
-
-    return {label: settings(label) for label in methods}
+def tree_of(file: Path) -> dict[str, Any]:
+    """Return the run file's keys, without those that differ between runs."""
+    return {key: value for key, value in deepcopy(_content(file)).items() if key not in SKIPPED}
 
 
-def at_paper_size(
-    file: str,
-    where: str,
-    scale: str,
-    methods: Mapping[str, Mapping[str, Any]],
-    data: Mapping[str, Any],
-    compared: Mapping[tuple[str, str], str],
-    label: str,
-    relation: Relation = ">",
-    series: str = "accuracy",
-    best_round: bool = False,
-    changes: Mapping[str, Any] | None = None,
-) -> list[Claim]:
-    """Return a claim for each pair of compared methods.
+def left(paper: str) -> list[Left]:
+    """Return the rows of a paper for which no run is declared: left.yaml."""
+    return [Left(**row) for row in _content(Path(__file__).with_name("left.yaml"))[paper]]
+
+
+def at_paper_size(paper: str) -> Iterator[Claim]:
+    """Yield a paper's claims at its own size: paper_size.yaml, which says what its keys are.
 
     Accuracies are those of peak models or own heads, where a method has them.
-
-    Args:
-        file, methods, data, changes, series, best_round: as in ``runs_of``.
-        compared: {(method, other method): the paper's difference}.
-        label: names dataset and setting.
     """
-    runs = runs_of(file, methods, data, changes, series, best_round)
+    declared = _content(Path(__file__).with_name("paper_size.yaml"))[paper]
+    for cell in declared["cells"]:
+        tree = {**tree_of(TOPOLOGIES / "paper" / f"{cell['file']}.yaml"), **cell.get("changes", {})}
+        tree["data"] = {**tree["data"], **cell.get("data", {})}
+        series, best_round = cell.get("series", "accuracy"), cell.get("best_round", False)
+        methods = {**declared["methods"], **cell.get("hyper", {})}
 
-    def score(run: Summary) -> float:
-        found = next((name for name in ("peak", "own_head") if name in run.curves), series)
-        return run.highest(found) if best_round else run.settled(found)
+        def settings(name: str, tree: Mapping[str, Any] = tree, methods: Any = methods, **how: Any) -> Settings:
+            same = name.rstrip("+") == tree["algorithm"]["name"].rstrip("+")
+            hyper = {**(tree["algorithm"] if same else {}), "name": name, **methods.get(name, {})}
+            return Settings({**tree, "algorithm": hyper}, **how)
 
-    return [
-        Claim(
-            f"{one} against {other}, {label}, the paper's size",
-            where,
-            {m: runs[m] for m in (one, other)},
-            difference(one, other, score),
-            paper,
-            scale,
-            relation=relation,
-            dear=True,
-        )
-        for (one, other), paper in compared.items()
-    ]
+        def score(run: Summary, series: str = series, best_round: bool = best_round) -> float:
+            found = next((name for name in ("peak", "own_head") if name in run.curves), series)
+            return run.highest(found) if best_round else run.settled(found)
+
+        for other, difference_in_paper in cell["against"].items():
+            hours = cell["hours"][other]
+            seconds = 360.0 * max(0.5, hours[0])  # of one of ten runs; hours are rounded
+            how = {"seconds": seconds, "series": series, "best_round": best_round}
+            yield Claim(
+                f"{cell['method']} against {other}, {cell['label']}, the paper's size",
+                cell["where"],
+                {name: settings(name, **how) for name in (cell["method"], other)},
+                difference(cell["method"], other, score),
+                difference_in_paper,
+                cell["scale"],
+                relation=cell.get("relation", ">"),
+                hours=tuple(hours),
+            )

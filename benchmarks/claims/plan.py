@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings
-from benchmarks.claims.prices import hours
 from benchmarks.claims.store import Store, identity
 
 TUNING_SEED = 1000
@@ -122,9 +121,8 @@ def _missing(
     tree: Mapping[str, Any], seeds: Collection[int], probe: str, settings: Settings, store: Store, device: str
 ) -> Iterator[Task]:
     key = identity(tree, probe).key
-    estimate = settings.seconds or 3600.0 * hours(tree)
-    seconds = store.seconds(key) or estimate
-    core_seconds = store.seconds(key, "cpu_seconds") or estimate
+    seconds = store.seconds(key) or settings.seconds
+    core_seconds = store.seconds(key, "cpu_seconds") or settings.seconds
     for seed in seeds:
         if store.summary(key, seed) is None:
             yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe, seconds, core_seconds)

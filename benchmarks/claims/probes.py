@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.claims.summary import Finished, run_of, simulate_in
+from benchmarks.claims.summary import planned, records_by_peer
 from p2pfl.algorithms.mapl_graph import head_similarity
+from p2pfl.api import RecordedRun
 from p2pfl.learning.evaluation import evaluate
 from p2pfl.rng import Streams
+from p2pfl.run_file.load import load
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.build import load_data, make_algorithm
 
@@ -29,16 +32,16 @@ class Probe:
     """
 
     before: Callable[[Mapping[str, Any], Path], Mapping[str, Any]] = lambda tree, scratch: tree
-    after: Callable[[Finished], Mapping[str, float]] = lambda done: {}
+    after: Callable[[RecordedRun], Mapping[str, float]] = lambda done: {}
 
 
-def heads(done: Finished) -> dict[str, float]:
+def heads(done: RecordedRun) -> dict[str, float]:
     """Mean similarity s_ij of heads inside and across clusters.
 
     ``separable``: how often a pair inside is more similar than a pair across, in percent.
     """
-    found = [done.state(result.peer)["model"]["head.weight"] for result in done.results]
-    groups = [result.group for result in done.results]
+    groups = [result.group for result in done.results()]
+    found = [done.model(peer).state_dict()["head.weight"] for peer in range(len(groups))]
     pairs = list(permutations(range(len(groups)), 2))
     inside, across = (
         torch.tensor(
@@ -59,37 +62,31 @@ def with_encoder(tree: Mapping[str, Any], scratch: Path) -> Mapping[str, Any]:
         "data": {"dataset": "mnist", "partition": {"name": "shards", "classes_per_peer": 2, "shards": 100}},
         "eval_every": 10,
     }
-    (scratch / "earlier").mkdir()
-    trained = simulate_in(run_of(earlier), scratch / "earlier").state(0)["encoder"]
-    path = scratch / "encoder.pt"
-    checkpoint.save(path, {"algorithm": {"encoder": trained}})
-    return {**tree, "algorithm": {**tree["algorithm"], "encoder": str(path), "train_encoder": False}}
+    planned(earlier).simulate(scratch / "earlier")
+    return {**tree, "algorithm": {**tree["algorithm"], "encoder": str(scratch / "earlier"), "train_encoder": False}}
 
 
-def content_alone(done: Finished) -> dict[str, float]:
+def content_alone(done: RecordedRun) -> dict[str, float]:
     """FedStyle's personal accuracy, in percent, of the same nets with content features alone instead of Eq. 4."""
-    plain = done.run.resolved()
-    plain["algorithm"]["stylized"] = False
-    plain.pop("plugins", None)  # named as in the run folder, where the run has its copy
-    run = run_of(plain)
+    run = load(done.folder / "run.yaml", overrides={"algorithm.stylized": False})
     data, cpu, accuracies = load_data(run), torch.device("cpu"), []
     for me in range(run.peers):
         peer = make_algorithm(run, me, data, cpu, Streams(run.seed, me))
-        peer.load_state_dict(done.state(me))
+        peer.load_state_dict(checkpoint.read(RunFolder(done.folder).peer(me).checkpoint)["algorithm"])
         found = evaluate(peer.predict, peer.data, peer.data.test)
         assert found is not None
         accuracies.append(100.0 * found.accuracy)
     return {"content alone": fmean(accuracies)}
 
 
-def head_counts(done: Finished) -> dict[str, float]:
+def head_counts(done: RecordedRun) -> dict[str, float]:
     """Numbers that FedTGP sends in a round: counted, and Σ over directed edges of d·C_j."""
-    dataset, subsets = load_data(done.run)
-    labels = dataset.labels.pool
-    features = done.run.file.models.features or 0
+    labels, subsets = done.dataset().labels.pool, done.partition()
+    features = done.plan().settings["models"]["features"] or 0
     local_classes = [len(set(labels[subset.train].tolist())) for subset in subsets]
-    counted = sum(kinds["Prototypes"][1] for records in done.records for kinds in records[-1]["sent"].values()) / 4
-    return {"counted": counted, "formula": float(features * sum(local_classes) * (done.run.peers - 1))}
+    last = [records[-1]["sent"] for records in records_by_peer(done)]
+    counted = sum(kinds["Prototypes"][1] for sent in last for kinds in sent.values()) / 4
+    return {"counted": counted, "formula": float(features * sum(local_classes) * (len(subsets) - 1))}
 
 
 PROBES: Mapping[str, Probe] = {

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -54,11 +54,10 @@ def version() -> str:
 
 @dataclass
 class Worker:
-    """A worker process, and the run that it executes, with its lock, if any."""
+    """A worker process, and the run that it executes, if any."""
 
     process: subprocess.Popen[str]
     task: Task | None = None
-    lock: int | None = field(default=None, repr=False)
 
 
 class Scheduler:
@@ -66,7 +65,7 @@ class Scheduler:
 
     Args:
         say: receives a line per event.
-        command: starts a worker; the store's folder is its last argument.
+        command: starts a worker.
     """
 
     def __init__(
@@ -84,15 +83,14 @@ class Scheduler:
         self._end = None if budget.minutes is None else time.monotonic() + 60.0 * budget.minutes
 
     def run(self) -> None:
-        """Run until all claims are decided or the budget is spent."""
+        """Run until all claims are decided or the budget is spent. The store must be locked."""
         try:
             with selectors.DefaultSelector() as selector:
                 while self._start(selector):
                     for ready, _ in selector.select(self._left()):
                         self._finish(ready.data, selector)
                     if self._left() == 0.0:
-                        late = sum(worker.task is not None for worker in self.workers)
-                        self.say(f"the time is over: {late} runs ended unfinished")
+                        self.say(f"the time is over: {len(self._busy())} runs ended unfinished")
                         return
         finally:
             for worker in self.workers:
@@ -104,33 +102,32 @@ class Scheduler:
                     worker.process.kill()
                 with worker.process:  # closes its pipes and waits for it
                     pass
-                self._release(worker)
             self.workers.clear()
 
     def _left(self) -> float | None:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
+    def _busy(self) -> list[tuple[str, int]]:
+        """Return the runs that are being executed."""
+        return [(worker.task.key, worker.task.seed) for worker in self.workers if worker.task is not None]
+
     def _start(self, selector: selectors.BaseSelector) -> bool:
         """Give a run to each idle worker. Returns whether any is being executed."""
-        while sum(worker.task is not None for worker in self.workers) < self.budget.jobs and (
-            found := self._reserve()
-        ):
+        while len(self._busy()) < self.budget.jobs and (task := self._next()):
             worker = next((worker for worker in self.workers if worker.task is None), None)
             if worker is None:
                 pipe = subprocess.PIPE
-                command = [*self.command, str(self.store.folder)]
-                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=PROJECT)
+                process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, text=True, cwd=PROJECT)
                 worker = Worker(process)
                 self.workers.append(worker)
                 selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
-            worker.task, worker.lock = found
-            task = worker.task
+            worker.task = task
             run = {"key": task.key, "seed": task.seed, "tree": task.tree, "probe": task.probe}
             request = {**run, "code": self._code, "sockets": self.budget.sockets}
             assert worker.process.stdin is not None
             worker.process.stdin.write(json.dumps(request) + "\n")
             worker.process.stdin.flush()
-        return any(worker.task is not None for worker in self.workers)
+        return bool(self._busy())
 
     def _finish(self, worker: Worker, selector: selectors.BaseSelector) -> None:
         """Take note of a run that has ended, or of a worker that ended instead."""
@@ -138,11 +135,11 @@ class Scheduler:
         assert worker.task is not None
         answered, task = worker.process.stdout.readline(), worker.task
         name = f"{task.tree['algorithm']['name']} seed {task.seed} ({task.key})"
-        self.store.reload()
-        self._release(worker)
-        if answered:
-            took = self.store.records[task.key, task.seed]["seconds"]
-            self.say(f"{name}: {took:.0f} s, expected {task.seconds:.0f} s")
+        worker.task = None
+        if answered.endswith("\n"):
+            record = json.loads(answered)
+            self.store.add(record)
+            self.say(f"{name}: {record['seconds']:.0f} s, expected {task.seconds:.0f} s")
             return
         selector.unregister(worker.process.stdout)
         self.workers.remove(worker)
@@ -151,29 +148,16 @@ class Scheduler:
         self.failed[task.key, task.seed] = f"{name} failed with exit status {worker.process.returncode}"
         self.say(self.failed[task.key, task.seed])
 
-    def _release(self, worker: Worker) -> None:
-        if worker.lock is not None:
-            self.store.release(worker.lock)
-        worker.task = worker.lock = None
-
-    def _reserve(self) -> tuple[Task, int] | None:
-        """Choose the next run: the first missing one of the cheapest claim that fits and that no process executes."""
-        self.store.reload()
-        left = self._left()
+    def _next(self) -> Task | None:
+        """Choose the next run: the first missing one of the cheapest claim that fits and that no worker executes."""
+        left, busy = self._left(), self._busy()
         for _, claim, tasks in plan.undecided(self.claims, self.store, self.budget.device):
             if any((task.key, task.seed) in self.failed for task in tasks):
                 continue
             tuned = not any(task.seed == TUNING_SEED for task in tasks)
             for task in tasks:
-                if not (tuned or task.seed == TUNING_SEED) or (left is not None and task.seconds > left):
-                    continue
-                lock = self.store.reserve(task.key, task.seed)
-                if lock is None:
-                    continue
-                self.store.reload()  # another process may have finished it just now
-                if self.store.summary(task.key, task.seed) is not None:
-                    self.store.release(lock)
-                    return self._reserve()
-                self.say(f"{claim.where}, {claim.name}: {task.tree['algorithm']['name']}, seed {task.seed}")
-                return task, lock
+                late = left is not None and task.seconds > left
+                if not late and (tuned or task.seed == TUNING_SEED) and (task.key, task.seed) not in busy:
+                    self.say(f"{claim.where}, {claim.name}: {task.tree['algorithm']['name']}, seed {task.seed}")
+                    return task
         return None

@@ -1,9 +1,12 @@
-"""Every completed run, one JSON object per line of ``runs-*.jsonl``.
+"""Every completed run: ``runs.jsonl.xz``, and what was added since it was packed, ``added.jsonl``.
 
-Records are appended, and changed only if an option was renamed. A run is found again by its key: the hash of its
-resolved run file, every default filled in, without what cannot change the result. So a new default has new runs, and
-a renamed claim keeps its own. What the hash cannot see is the code: ``CODE`` is incremented when equal settings give
-other results on average. Each record has the commit that it is from.
+Both have a JSON object per line, with the fields of ``worker.execute``; the packed ones are ordered by key and seed
+(``xzcat runs.jsonl.xz | jq``). Records are changed only if an option was renamed.
+
+A run is found again by its key: the hash of its resolved run file, every default filled in, without what cannot
+change the result. So a new default has new runs, and a renamed claim keeps its own. What the hash cannot see is the
+code: ``CODE`` is incremented when equal settings give other results on average. Each record has the commit that it is
+from.
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import lzma
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.summary import Summary, run_of
-from p2pfl.data.cache_folder import data_root
+from benchmarks.claims.summary import Summary, planned
 
 CODE = 1
 
@@ -82,57 +86,63 @@ def _without_off(value: Any) -> Any:
 
 
 @cache
-def _identity(text: str, probe: str, default_root: Path) -> Identity:
-    run = run_of(json.loads(text))
-    content = [CODE, _essential(run.resolved()), probe]
-    root = run.file.data.root or default_root
-    missing = tuple(os.path.relpath(path, root) for path in run.loader.files(root) if not path.exists())
-    return Identity(
-        hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16], missing, run.rounds, run.peers
-    )
+def _identity(text: str, probe: str, data_folder: str | None) -> Identity:
+    run = planned(json.loads(text))
+    content = json.dumps([CODE, _essential(run.settings), probe], sort_keys=True)
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Identity(key, tuple(run.missing_files()), run.settings["rounds"], run.settings["peers"])
 
 
 def identity(tree: Mapping[str, Any], probe: str = "") -> Identity:
     """Identify a run file, whatever its seed. Raises RunFileError if it is invalid."""
-    return _identity(json.dumps({**tree, "seed": 0}, sort_keys=True), probe, data_root())
+    return _identity(json.dumps({**tree, "seed": 0}, sort_keys=True), probe, os.environ.get("P2PFL_DATA"))
 
 
 class Store:
-    """The runs in a folder. Several processes may use one folder."""
+    """The runs in a folder, which one process at a time may add to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.packed, self.added = folder / "runs.jsonl.xz", folder / "added.jsonl"
         self.records: dict[tuple[str, int], dict[str, Any]] = {}
-        self._read: dict[Path, int] = {}
-        self.reload()
+        if self.packed.exists():
+            self._take(lzma.decompress(self.packed.read_bytes()))
+        if self.added.exists():
+            self._take(self.added.read_bytes())
 
-    def file_of(self, key: str) -> Path:
-        """Return the file of the runs with this key. There are 64, so that each stays small."""
-        return self.folder / f"runs-{int(key[:2], 16) // 4:02x}.jsonl"
-
-    def files(self) -> list[Path]:
-        """Return the files with runs."""
-        return sorted(self.folder.glob("runs-*.jsonl"))
-
-    def reload(self) -> None:
-        """Read what was appended since; an incomplete last line is left for the next time."""
-        for path in self.files():
-            read = self._read.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(read)
-                content = file.read()
-            complete = content[: content.rfind(b"\n") + 1]
-            self._read[path] = read + len(complete)
-            for line in complete.decode().splitlines():
+    def _take(self, content: bytes) -> None:
+        """Take all complete lines; later ones replace earlier ones."""
+        for line in content.decode().splitlines(keepends=True):
+            if line.endswith("\n"):
                 record = json.loads(line)
                 self.records[record["key"], record["seed"]] = record
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Append a record, in one write."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process add runs. Raises BlockingIOError if one may do so now."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.file_of(record["key"]).open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.write((json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode())
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.added.exists():  # without an incomplete last line, of a process that was killed
+                os.truncate(self.added, self.added.read_bytes().rfind(b"\n") + 1)
+            yield
+        finally:
+            os.close(folder)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Append a record."""
+        with self.added.open("ab") as file:
+            file.write(_line(record))
+        self._take(_line(record))
+
+    def pack(self) -> None:
+        """Move all added runs into the packed ones. Equal runs make equal files."""
+        lines = b"".join(_line(record) for _, record in sorted(self.records.items()))
+        new = self.packed.with_suffix(".new")
+        new.write_bytes(lzma.compress(lines, preset=9 | lzma.PRESET_EXTREME))
+        new.replace(self.packed)
+        self.added.unlink(missing_ok=True)
 
     def summary(self, key: str, seed: int) -> Summary | None:
         record = self.records.get((key, seed))
@@ -151,17 +161,6 @@ class Store:
         ]
         return sum(found) / len(found) if found else None
 
-    def reserve(self, key: str, seed: int) -> int | None:
-        """Reserve a run for this process; return what ``release`` takes, or None if another process executes it."""
-        folder = self.folder / "running"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / f"{key}-{seed}", os.O_CREAT | os.O_RDWR)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            return None
-        return lock
 
-    def release(self, lock: int) -> None:
-        os.close(lock)
+def _line(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()

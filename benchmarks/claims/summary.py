@@ -21,22 +21,18 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from p2pfl.api import PlannedRun
+import p2pfl
+from p2pfl.api import PlannedRun, RecordedRun
 from p2pfl.errors import RunFailed
-from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.run import Run
-from p2pfl.run_folder.folder import Result, RunFolder
-from p2pfl.session import checkpoint, metrics
-from p2pfl.session.build import load_data
-from p2pfl.simulation.simulate import simulate
 
-RUN_ID = "0" * 16
 PLUGIN = Path(__file__).with_name("claim_data.py")
 TRAINING_QUARTER = 0.75
 
@@ -100,78 +96,54 @@ class Summary:
         return plain
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A finished run, with its files."""
-
-    run: Run
-    results: Sequence[Result]
-    records: Records
-    folder: RunFolder
-
-    def state(self, peer: int) -> dict[str, Any]:
-        """Return the algorithm's state after the last round."""
-        saved = checkpoint.load(self.folder.peer(peer).checkpoint, self.folder.info["id"], peer)
-        assert saved is not None
-        state: dict[str, Any] = saved["algorithm"]
-        return state
-
-
-def run_of(tree: Mapping[str, Any]) -> Run:
+def planned(tree: Mapping[str, Any]) -> PlannedRun:
     """Check a run file of a claim, whose datasets may be those of the plug-in. Raises RunFileError."""
     named = json.dumps(tree["data"]["dataset"])
     plugins = [str(PLUGIN)] if "cifar10-part" in named or "held-out" in named else []
-    return from_dict({"name": "claim", "device": "cpu", "plugins": plugins, **tree})
-
-
-def simulate_in(run: Run, scratch: Path) -> Finished:
-    """Simulate a run, on the device that it names, with its files in an empty folder."""
-    folder = RunFolder.create(scratch / "run", range(run.peers))
-    folder.write_info({"id": RUN_ID})
-    folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
-    results = simulate(run, folder)
-    gc.collect()  # sessions are reference cycles that hold models
-    return Finished(run, results, [metrics.read(peer.metrics) for peer in folder.peers()], folder)
-
-
-def launch_in(run: Run, scratch: Path) -> Finished:
-    """As ``simulate_in``, with a process for each peer: on the CPU the same records, bit for bit.
-
-    Raises:
-        RunFailed: a peer failed, or somebody stopped the run.
-    """
-    with PlannedRun(run).launch(scratch / "run") as launched:
-        results = launched.wait().results()
-    ended = [result.phase for result in results]
-    if ended != ["finished"] * run.peers:
-        raise RunFailed(f"not all {run.peers} peers have finished: {', '.join(ended)}")
-    folder = RunFolder.open(scratch / "run")
-    return Finished(run, results, [metrics.read(peer.metrics) for peer in folder.peers()], folder)
+    return p2pfl.load({"name": "claim", "device": "cpu", "plugins": plugins, **tree})
 
 
 def executed(tree: Mapping[str, Any], probe: str = "", *, sockets: bool = False) -> Summary:
     """Execute a run and summarize it.
 
     Args:
-        sockets: each peer is a process, as in `p2pfl launch`; otherwise all are in this one.
+        sockets: each peer is a process, as in `p2pfl launch`; otherwise all are in this one. On the CPU the records
+            are the same, bit for bit.
+
+    Raises:
+        RunFailed: a peer failed, or somebody stopped the run.
     """
     from benchmarks.claims.probes import PROBES
 
     with tempfile.TemporaryDirectory(prefix="p2pfl-claim-") as scratch:
         if probe:
             tree = PROBES[probe].before(tree, Path(scratch))
-        done = (launch_in if sockets else simulate_in)(run_of(tree), Path(scratch))
+        run = planned(tree)
+        if sockets:
+            with run.launch(Path(scratch, "run")) as launched:
+                done = launched.wait()
+        else:
+            done = run.simulate(Path(scratch, "run"))
+            gc.collect()  # sessions are reference cycles that hold models
+        ended = [result.phase for result in done.results()]
+        if ended != ["finished"] * run.settings["peers"]:
+            raise RunFailed(f"not all peers have finished: {', '.join(ended)}")
         summary = summarize(done)
         if probe:
             summary.probe = dict(PROBES[probe].after(done))
     return summary
 
 
-def summarize(done: Finished) -> Summary:
-    dataset, subsets = load_data(done.run)
-    local_epochs = getattr(done.run.hyper, "local_epochs", None) or 1
+def records_by_peer(done: RecordedRun) -> Records:
+    """Return the records of each peer's rounds."""
+    return [list(records) for _, records in groupby(done.records(), itemgetter("peer"))]
+
+
+def summarize(done: RecordedRun) -> Summary:
+    dataset, subsets, results, records = done.dataset(), done.partition(), done.results(), records_by_peer(done)
+    local_epochs = done.plan().settings["algorithm"].get("local_epochs") or 1
     sent: dict[str, list[int]] = {}
-    for result in done.results:
+    for result in results:
         for kinds in result.sent.values():
             for kind, (messages, payload, *_) in kinds.items():
                 counts = sent.setdefault(kind, [0, 0])
@@ -179,27 +151,25 @@ def summarize(done: Finished) -> Summary:
                 counts[1] += payload
     labels = [(dataset.pool if subset.merged else dataset.train).labels for subset in subsets]
     return Summary(
-        accuracies=[100.0 * result.accuracy for result in done.results if result.accuracy is not None],
-        best=100.0 * fmean(result.best or 0.0 for result in done.results),
-        curves=dict(_curves(done)),
+        accuracies=[100.0 * result.accuracy for result in results if result.accuracy is not None],
+        best=100.0 * fmean(result.best or 0.0 for result in results),
+        curves=dict(_curves(records, [result.group for result in results])),
         classes=[np.unique(all_[subset.train]).tolist() for all_, subset in zip(labels, subsets, strict=True)],
-        weights=[dict(result.weights or {}) for result in done.results],
+        weights=[dict(result.weights or {}) for result in results],
         messages=sent,
         samples=fmean(len(subset.train) for subset in subsets),
-        epochs=local_epochs * fmean(sum(bool(record["loss"]) for record in records) for records in done.records),
+        epochs=local_epochs * fmean(sum(bool(record["loss"]) for record in of_peer) for of_peer in records),
     )
 
 
-def _curves(done: Finished) -> Iterator[tuple[str, Curve]]:
-    rounds = list(enumerate(zip(*done.records, strict=True), start=1))
+def _curves(by_peer: Records, groups: Sequence[int | None]) -> Iterator[tuple[str, Curve]]:
+    rounds = list(enumerate(zip(*by_peer, strict=True), start=1))
     scored = [(t, records) for t, records in rounds if all(record["personal"] for record in records)]
     personal = [(t, [record["personal"] for record in records]) for t, records in scored]
     yield "accuracy", [(t, _mean(found, "unmasked_accuracy")) for t, found in personal]
     yield "masked", [(t, _mean(found, "masked_accuracy")) for t, found in personal]
-    yield (
-        "pooled",
-        [(t, 100.0 * sum(_column(found, "correct")) / sum(_column(found, "samples"))) for t, found in personal],
-    )
+    pooled = [(t, sum(_column(found, "correct")) / sum(_column(found, "samples"))) for t, found in personal]
+    yield "pooled", [(t, 100.0 * accuracy) for t, accuracy in pooled]
     yield "worst", [(t, _worst_tenth(_column(found, "unmasked_accuracy"))) for t, found in personal]
     if scored and all(record["global"] for record in scored[-1][1]):
         yield "global", [(t, _mean([record["global"] for record in records], "accuracy")) for t, records in scored]
@@ -209,12 +179,12 @@ def _curves(done: Finished) -> Iterator[tuple[str, Curve]]:
     for name in rounds[-1][1][0]["diagnostics"]:
         values = ((t, [record["diagnostics"].get(name) for record in records]) for t, records in rounds)
         yield name, [(t, fmean(found)) for t, found in values if None not in found]
-    for kind in sorted({kind for result in done.results for kinds in result.sent.values() for kind in kinds}):
+    kinds = {kind for records in by_peer for record in records for sent in record["sent"].values() for kind in sent}
+    for kind in sorted(kinds):
         yield (
             f"sent {kind}",
             [(t, float(sum(_messages(record, kind) for record in records))) for t, records in rounds],
         )
-    groups = [result.group for result in done.results]
     if len(set(groups)) > 1:
         by_round = [(t, _weights(groups, records)) for t, records in rounds if all(r["weights"] for r in records)]
         for name in by_round[-1][1] if by_round else ():
@@ -246,7 +216,7 @@ def _messages(record: Mapping[str, Any], kind: str) -> int:
     return sum(kinds.get(kind, [0])[0] for kinds in record["sent"].values())
 
 
-def _weights(groups: Sequence[int], records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _weights(groups: Sequence[int | None], records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     inside, across, itself, right = [], [], [], []
     for i, record in enumerate(records):
         w = {int(j): weight for j, weight in record["weights"].items()}

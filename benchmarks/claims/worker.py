@@ -1,9 +1,9 @@
 """A process that executes runs, one after the other, so that torch is imported once.
 
-    python -m benchmarks.claims.worker STORE
+    python -m benchmarks.claims.worker
 
-Each line of its input is a JSON object {"key", "seed", "tree", "probe", "code", "sockets"}. It appends the run to the
-store and then prints the key. It ends with its input, or with the first run that fails.
+Each line of its input is a JSON object {"key", "seed", "tree", "probe", "code", "sockets"}. It answers with a line:
+the record, as the store keeps it. It ends with its input, or with the first run that fails.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.store import Store
 from benchmarks.claims.summary import executed
 
 
-def execute(store: Store, request: dict[str, Any]) -> None:
-    """Execute one run and append it to the store."""
+def execute(request: dict[str, Any]) -> dict[str, Any]:
+    """Execute one run and return its record."""
     tree = request["tree"]
     began, cpu = time.perf_counter(), cpu_seconds()
     summary = executed(tree, request["probe"], sockets=request["sockets"])
-    record = {
+    return {
         "key": request["key"],
         "seed": request["seed"],
         "about": f"{tree['algorithm']['name']}, {tree['peers']} peers, {tree['rounds']} rounds",
@@ -36,7 +34,6 @@ def execute(store: Store, request: dict[str, Any]) -> None:
         "code": request["code"],
         "summary": summary.to_dict(),
     }
-    store.add(record)
 
 
 def cpu_seconds() -> float:
@@ -46,11 +43,8 @@ def cpu_seconds() -> float:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # stops the peers of a launched run
-    store = Store(Path(sys.argv[1]))
     for line in sys.stdin:
-        request = json.loads(line)
-        execute(store, request)
-        print(request["key"], flush=True)
+        print(json.dumps(execute(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

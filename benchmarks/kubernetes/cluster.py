@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import yaml
 
 from benchmarks.kubernetes import configuration, images
 from benchmarks.kubernetes.node import ADDRESS, HIDDEN, Node, node
-from benchmarks.scenarios import NotInstalled, wait
+from benchmarks.scenarios import NotInstalled, run, wait
 
 PROGRAMS = {
     "kube-apiserver": "Kubernetes",
@@ -80,17 +79,7 @@ class Cluster:
             click.ClickException: it failed, or took longer than ``limit`` seconds.
         """
         self.node.check()
-        words = " ".join(map(str, command))
-        try:
-            done = subprocess.run(
-                self.node.inside(*command), input=text or "", capture_output=True, text=True, timeout=limit,
-                env=self.environment, start_new_session=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise click.ClickException(f"{words}: not within {limit:.0f} s") from None
-        if done.returncode:
-            raise click.ClickException(f"{words}: exit code {done.returncode}\n{done.stdout[-3000:]}{done.stderr}")
-        return done.stdout
+        return run(*self.node.inside(*command), env=self.environment, limit=limit, text=text or "")
 
     def kubectl(self, *arguments: object, limit: float = COMMAND_LIMIT, text: str | None = None) -> str:
         """Run kubectl. Raises as ``run``."""
@@ -179,7 +168,7 @@ def _containerd(started: Cluster, store: Path, *, with_cri: bool) -> None:
 
 def _start(started: Cluster, store: Path) -> None:
     """Start all programs of the cluster, and wait until its node is ready and its DNS answers."""
-    root, run = started.root, started.node.daemon
+    root, daemon = started.root, started.node.daemon
     token = secrets.token_hex(16)
     kubeconfig, key = root / "kubeconfig", root / "service-accounts.key"
     kubeconfig.write_text(configuration.kubeconfig(token))
@@ -192,8 +181,8 @@ def _start(started: Cluster, store: Path) -> None:
         (root / name).mkdir()
     started.run("openssl", "genrsa", "-out", key, "2048")
     _containerd(started, store, with_cri=True)
-    run("etcd", "etcd", "--data-dir=/run/etcd", "--log-level=warn")
-    run(
+    daemon("etcd", "etcd", "--data-dir=/run/etcd", "--log-level=warn")
+    daemon(
         "kube-apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--cert-dir=/run/certificates",
         f"--bind-address={ADDRESS}", f"--advertise-address={ADDRESS}", "--secure-port=6443",
         "--service-cluster-ip-range=10.96.0.0/16", "--endpoint-reconciler-type=none",
@@ -203,18 +192,18 @@ def _start(started: Cluster, store: Path) -> None:
         "--kubelet-preferred-address-types=InternalIP",  # the node's name is in no DNS
     )  # fmt: skip
     wait("the API server", lambda: started.answers("get", "--raw=/readyz"), START_LIMIT)
-    run(
+    daemon(
         "kube-controller-manager", "kube-controller-manager", f"--kubeconfig={kubeconfig}", "--leader-elect=false",
         f"--service-account-private-key-file={key}", "--cert-dir=/run/certificates",
         "--node-monitor-grace-period=5m",  # on a busy machine
     )  # fmt: skip
-    run("kube-scheduler", "kube-scheduler", f"--kubeconfig={kubeconfig}", "--leader-elect=false")
-    run(
+    daemon("kube-scheduler", "kube-scheduler", f"--kubeconfig={kubeconfig}", "--leader-elect=false")
+    daemon(
         "kubelet", "kubelet", f"--config={root / 'kubelet.yaml'}", f"--kubeconfig={kubeconfig}",
         f"--root-dir={root / 'kubelet'}", "--cert-dir=/run/certificates", f"--hostname-override={configuration.NODE}",
         f"--node-ip={ADDRESS}",
     )  # fmt: skip
-    run("coredns", "coredns", "-conf", root / "Corefile")
+    daemon("coredns", "coredns", "-conf", root / "Corefile")
     ready = ("wait", "--for=condition=Ready", f"node/{configuration.NODE}", "--timeout=1s")
     wait("the node to be ready", lambda: started.answers(*ready), START_LIMIT)
     wait("DNS", lambda: _is_ready(started), START_LIMIT)

@@ -19,7 +19,7 @@ from time import monotonic
 
 import click
 
-from benchmarks.containers import uninterrupted
+from benchmarks.scenarios import start, tail, uninterrupted
 
 ADDRESS, PODS, BRIDGE = "10.244.0.1", "10.244.0.0/24", "cni0"
 """The node's address, which is the gateway of its pods."""
@@ -79,11 +79,8 @@ class Node:
         )
         # If this check is killed, the kernel kills `unshare`, and then process 1.
         namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        with (self.logs / "node.log").open("wb") as log:
-            self._holder = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "sh", "-euc", script],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        unshare = ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "sh", "-euc", script]
+        self._holder = start(unshare, self.logs / "node.log", self.root)
 
     def is_ready(self) -> bool:
         self.check()
@@ -104,10 +101,7 @@ class Node:
 
     def daemon(self, name: str, *command: object) -> None:
         """Start a program that runs until the node ends; its output goes to ``logs``."""
-        with (self.logs / f"{name}.log").open("ab") as log:
-            self._daemons[name] = subprocess.Popen(
-                self.inside(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        self._daemons[name] = start(self.inside(*command), self.logs / f"{name}.log", self.root)
 
     def stop(self, name: str) -> None:
         """Ask a daemon to end, and wait for it."""
@@ -120,12 +114,9 @@ class Node:
         """Raise click.ClickException if one of the node's programs has ended."""
         for name, process in {"node": self._holder, **self._daemons}.items():
             if process is not None and process.poll() is not None:
-                raise click.ClickException(f"{name} ended with exit code {process.returncode}:\n{self.tail(name)}")
-
-    def tail(self, name: str, lines: int = 15) -> str:
-        """Return the last lines of a daemon's output."""
-        text = (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+                raise click.ClickException(
+                    f"{name} ended with exit code {process.returncode}:\n{tail(self.logs / f'{name}.log', 15)}"
+                )
 
     def end(self) -> None:
         """Kill everything on the node and remove its control groups. Raises click.ClickException if some are left."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 
 from benchmarks.kubernetes import configuration
 from benchmarks.kubernetes.cluster import Cluster
-from benchmarks.scenarios import COMMAND, wait
+from benchmarks.scenarios import check_messages, p2pfl, wait
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
 
@@ -58,19 +57,6 @@ class Deployment:
     def kubectl(self, *arguments: object, limit: float = 60.0, text: str | None = None) -> str:
         return self.cluster.kubectl(self.where, *arguments, limit=limit, text=text)
 
-    def p2pfl(self, *arguments: object) -> str:
-        """Run a p2pfl command outside of the cluster. Raises click.ClickException."""
-        try:
-            done = subprocess.run(
-                [*COMMAND, *map(str, arguments)],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, start_new_session=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise click.ClickException(f"p2pfl {arguments[0]}: not done within {LIMIT:.0f} s") from None
-        if done.returncode:
-            raise click.ClickException(f"p2pfl {arguments[0]}: exit code {done.returncode}\n{done.stderr}")
-        return done.stdout
-
     def prepare(self, sets: tuple[str, ...]) -> None:
         """Write the run file, and create the namespace and the peers' volumes."""
         self.file.parent.mkdir(exist_ok=True)
@@ -92,7 +78,7 @@ class Deployment:
         """Write a kustomize base with new keys, and apply it."""
         self.prepare(sets)
         base = self.file.with_suffix(".k8s")
-        self.p2pfl("k8s", *self.options(), f"--output={base}")
+        p2pfl("k8s", *self.options(), f"--output={base}", limit=LIMIT)
         self.kubectl("apply", f"--kustomize={base}")
 
     # ---- what the peers have done: read from their volumes, which are folders of this machine ---------------------
@@ -141,11 +127,9 @@ class Deployment:
         copies = self.cluster.root / "copies" / self.name
         for peer in range(PEERS):
             self.kubectl("cp", "--container=peer", f"{self.pod(peer)}:/run/p2pfl", copies / str(peer), limit=LIMIT)
-        self.p2pfl("collect", self.collected.root, copies)
+        p2pfl("collect", self.collected.root, copies, limit=LIMIT)
+        check_messages(self.collected)
         for files in self.collected.peers():
-            result = files.result()
-            if result is None or result.phase != "finished" or result.missing or result.skipped_rounds:
-                raise click.ClickException(f"{self.name}: peer {files.peer} unfinished, or missed messages: {result}")
             if len(metrics.read(files.metrics)) == 0:
                 raise click.ClickException(f"{self.name}: peer {files.peer} recorded no metrics")
         self.kubectl("delete", self.stateful_set, "--wait=false")
@@ -224,8 +208,9 @@ def keys(cluster: Cluster) -> str:
     run = Deployment(cluster, "keys")
     run.prepare(())
     folder = run.file.with_suffix(".keys")
-    run.p2pfl("keys", "new", run.file, "--into", folder)
-    run.kubectl("apply", "--server-side", "--filename=-", text=run.p2pfl("k8s", *run.options(), f"--keys={folder}"))
+    p2pfl("keys", "new", run.file, "--into", folder, limit=LIMIT)
+    manifests = p2pfl("k8s", *run.options(), f"--keys={folder}", limit=LIMIT)
+    run.kubectl("apply", "--server-side", "--filename=-", text=manifests)
     run.wait("all pods to run", lambda: run.pods_ready() == PEERS)
     for peer in range(PEERS):
         script = "ls /keys /own-key /public-keys 2> /dev/null; grep -cE ' /(keys|own-key|public-keys) ' /proc/mounts"

@@ -25,7 +25,7 @@ from benchmarks.bench.report import describe_machine
 from benchmarks.scale import snapshot
 from benchmarks.scale.launches import Launch
 from benchmarks.scale.snapshot import Figures, Processes
-from benchmarks.scenarios import COMMAND
+from benchmarks.scenarios import COMMAND, start
 from benchmarks.ssh import Lab, network
 from p2pfl.session import metrics
 
@@ -52,11 +52,7 @@ def started(launch: Launch, root: Path) -> Iterator[tuple[subprocess.Popen[bytes
         return
     (root / "run.yaml").write_text(json.dumps(tree))
     output = root / "run.out"
-    with output.open("wb") as stream:
-        process = subprocess.Popen(
-            [*COMMAND, "launch", "run.yaml", "--run-dir", "run"],
-            cwd=root, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True,
-        )  # fmt: skip
+    process = start([*COMMAND, "launch", "run.yaml", "--run-dir", "run"], output, root)
     yield process, [root / "run"], output.read_text
 
 

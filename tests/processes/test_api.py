@@ -154,6 +154,26 @@ def test_graph_of_a_method_without_weights_is_an_error(tmp_path: Path) -> None:
         run.graph()
 
 
+def test_partition_divides_the_dataset_of_a_run(simulated: api.RecordedRun) -> None:
+    planned = simulated.plan()
+    for dataset, subsets in ((planned.dataset(), planned.partition()), (simulated.dataset(), simulated.partition())):
+        assert dataset.name == "digits"
+        assert max(int(index) for subset in subsets for index in subset.train) < len(dataset.train)
+    assert planned.missing_files() == []
+
+
+def test_files_that_a_dataset_lacks_are_named_below_the_folder_of_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
+    data = {"dataset": "mnist", "partition": "iid"}
+    missing = p2pfl.load({**SMALL, "data": data}).missing_files()
+    assert len(missing) == 4
+    assert all(name.startswith("MNIST/raw/") for name in missing)
+    elsewhere = p2pfl.load({**SMALL, "data": {**data, "root": str(tmp_path / "other")}})
+    assert elsewhere.missing_files() == missing
+
+
 def test_model_is_that_of_the_last_checkpoint(simulated: api.RecordedRun) -> None:
     model = simulated.model(1)
     assert not model.training

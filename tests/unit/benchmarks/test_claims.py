@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import sys
 import time
@@ -17,11 +18,11 @@ from PIL import Image
 from benchmarks.claims import dfml_figures, plan
 from benchmarks.claims import store as store_module
 from benchmarks.claims.claim import MOST_SEEDS
-from benchmarks.claims.scheduler import Budget, Scheduler
+from benchmarks.claims.scheduler import PROJECT, Budget, Scheduler
 from benchmarks.claims.statistics import LEAST_SEEDS, interval, verdict
 from benchmarks.claims.store import Store, identity
-from benchmarks.claims.summary import Summary, executed, run_of
-from p2pfl.errors import DataError
+from benchmarks.claims.summary import Summary, executed, planned
+from p2pfl.errors import RunFileError
 from tests.claims_fixtures import ONE, OTHER, TREE, claim, record, settings, summary
 
 # ---- figures -----------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def test_key_depends_on_settings_and_defaults_alone() -> None:
 
 
 def test_key_survives_a_later_option_that_is_off() -> None:
-    resolved = run_of({**TREE, "name": "x"}).resolved()
+    resolved = planned({**TREE, "name": "x"}).settings
     later = {**resolved, "new": None, "algorithm": {**resolved["algorithm"], "newer": False, "newest": {}}}
     assert store_module._essential(later) == store_module._essential(resolved)
     on = {**resolved, "algorithm": {**resolved["algorithm"], "newer": True}}
@@ -143,27 +144,46 @@ def test_missing_files_of_a_dataset_are_named(monkeypatch: pytest.MonkeyPatch, t
     assert found[0] == "cifar10-part/train0.webp"
 
 
-def test_store_continues_after_an_incomplete_line_and_sees_what_others_append(tmp_path: Path) -> None:
-    store, other = Store(tmp_path), Store(tmp_path)
+def test_store_reads_packed_and_added_runs_but_no_incomplete_line(tmp_path: Path) -> None:
+    store = Store(tmp_path)
     record(store, ONE, 0, 80.0)
-    key = identity(ONE.with_rate(None)).key
-    with store.file_of(key).open("ab") as file:
+    store.pack()
+    record(store, ONE, 1, 81.0)
+    with store.added.open("ab") as file:
         file.write(b'{"key": "half')
-    other.reload()
-    assert other.summary(key, 0) == Summary(**json.loads(json.dumps(vars(summary(80.0)))))
-    assert (other.seconds(key), other.seconds(key, "cpu_seconds")) == (4.0, 3.0)
-    assert other.summary(key, 1) is None
+    key, again = identity(ONE.with_rate(None)).key, Store(tmp_path)
+    assert again.records == store.records
+    assert again.summary(key, 1) == Summary(**json.loads(json.dumps(vars(summary(81.0)))))
+    assert (again.seconds(key), again.seconds(key, "cpu_seconds")) == (4.0, 3.0)
+    assert again.summary(key, 2) is None
+    with again.locked():
+        record(again, ONE, 2, 82.0)
+    assert Store(tmp_path).records == again.records
 
 
-def test_a_run_is_reserved_by_one_process(tmp_path: Path) -> None:
+def test_packed_runs_are_the_same_bytes_whatever_their_order(tmp_path: Path) -> None:
+    stores = [Store(tmp_path / "one"), Store(tmp_path / "other")]
+    for store, seeds in zip(stores, ((0, 1, 2), (2, 0, 1)), strict=True):
+        for seed in seeds:
+            record(store, ONE, seed, 80.0 + seed)
+        store.pack()
+    assert stores[0].packed.read_bytes() == stores[1].packed.read_bytes()
+    assert not stores[0].added.exists()
+
+
+def test_packed_results_of_the_project_are_those_that_pack_would_write() -> None:
+    store = Store(PROJECT / "benchmarks" / "results" / "claims")
+    lines = lzma.decompress(store.packed.read_bytes()).splitlines()
+    assert [json.loads(line) for line in lines] == [found for _, found in sorted(store.records.items())]
+    assert store.packed.stat().st_size < 4e6
+
+
+def test_one_process_at_a_time_adds_runs(tmp_path: Path) -> None:
     store, other = Store(tmp_path), Store(tmp_path)
-    lock = store.reserve("k", 0)
-    assert lock is not None
-    assert other.reserve("k", 0) is None
-    store.release(lock)
-    again = other.reserve("k", 0)
-    assert again is not None
-    other.release(again)
+    with store.locked(), pytest.raises(BlockingIOError), other.locked():
+        pass
+    with other.locked():
+        pass
 
 
 def test_ablation_keeps_the_rate_that_was_chosen_for_the_method() -> None:
@@ -260,10 +280,7 @@ def test_grid_grows_three_times_at_most(tmp_path: Path) -> None:
 
 
 def test_held_out_images_are_training_images_only() -> None:
-    from p2pfl.session.build import load_data
-
-    held_out, _ = load_data(run_of({**plan.held_out(TREE), "name": "x"}))
-    whole, _ = load_data(run_of({**TREE, "name": "x"}))
+    held_out, whole = planned(plan.held_out(TREE)).dataset(), planned(TREE).dataset()
     assert len(held_out.train) + len(held_out.test) == len(whole.train)
     images = {image.tobytes() for image in whole.train.images}
     assert all(image.tobytes() in images for image in held_out.test.images)
@@ -279,14 +296,14 @@ def test_mosaics_of_cifar10_are_cut_row_by_row(tmp_path: Path, monkeypatch: pyte
         mosaic = part.reshape(2, 25, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(64, 800, 3)
         Image.fromarray(mosaic).save(folder / f"{name}.webp", lossless=True)
     np.savez(folder / "labels.npz", y_train=np.arange(150) % 10, y_test=np.arange(50) % 10)
-    run = run_of({**TREE, "data": {"dataset": "cifar10-part", "partition": "iid"}, "name": "x"})
-    found = run.loader.read(tmp_path)
-    assert (found.train_images == images[:3].reshape(150, 32, 32, 3).transpose(0, 3, 1, 2)).all()
-    assert (found.test_images == images[3].transpose(0, 3, 1, 2)).all()
+    run = planned({**TREE, "data": {"dataset": "cifar10-part", "partition": "iid"}})
+    found = run.dataset()
+    assert (found.train.images == images[:3].reshape(150, 32, 32, 3).transpose(0, 3, 1, 2)).all()
+    assert (found.test.images == images[3].transpose(0, 3, 1, 2)).all()
     assert (found.classes, found.mirror) == (10, True)
     (folder / "labels.npz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match="damaged"):
-        run.loader.read(tmp_path)
+    with pytest.raises(RunFileError, match="damaged"):
+        run.dataset()
 
 
 # ---- what is run ----------------------------------------------------------------------------------------
@@ -294,7 +311,6 @@ def test_mosaics_of_cifar10_are_cut_row_by_row(tmp_path: Path, monkeypatch: pyte
 
 WORKER = """
 import json, sys
-from pathlib import Path
 for line in sys.stdin:
     request = json.loads(line)
     accuracy = 60.0 + request["seed"] + 5.0 * (request["tree"]["algorithm"]["name"] == "local")
@@ -302,9 +318,7 @@ for line in sys.stdin:
     summary = {"accuracies": [accuracy], "best": accuracy, "curves": {"accuracy": points}, "classes": [[0]],
                "weights": [{}], "messages": {}, "samples": 30.0, "epochs": 2.0, "probe": {}}
     record = {name: request[name] for name in ("key", "seed", "code")} | {"seconds": 4.0, "cpu_seconds": 3.0}
-    with Path(sys.argv[1], f"runs-{int(request['key'][:2], 16) // 4:02x}.jsonl").open("a") as file:
-        file.write(json.dumps({**record, "summary": summary}) + "\\n")
-    print(request["key"], flush=True)
+    print(json.dumps({**record, "summary": summary}), flush=True)
 """
 AT_ONCE = (sys.executable, "-c", WORKER)
 FAILING = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)")
@@ -341,7 +355,7 @@ def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
 
 
 def test_papers_own_size_is_run_on_a_gpu_only(tmp_path: Path) -> None:
-    dear = claim(dear=True)
+    dear = claim(hours=(1, 20))
     assert plan.undecided([dear], Store(tmp_path), "cpu") == []
     ((_, _, tasks),) = plan.undecided([dear], Store(tmp_path), "cuda")
     assert {task.tree["device"] for task in tasks} == {"cuda"}
@@ -354,18 +368,18 @@ def test_scheduler_executes_each_run_once_and_resumes(tmp_path: Path) -> None:
     for seed in range(2):
         record(store, ONE, seed, 66.0 + seed)
     Scheduler([claim(), claim()], store, Budget(jobs=2), lines.append, AT_ONCE).run()
-    assert sum(len(path.read_text().splitlines()) for path in store.files()) == 10
+    assert len(store.records) == len(store.added.read_text().splitlines()) == 10
     assert claim().judge(list(plan.figures(claim(), store).values())) == "reproduced"
-    before = [path.read_bytes() for path in store.files()]
+    before = store.added.read_bytes()
     Scheduler([claim()], Store(tmp_path), Budget(), lines.append, AT_ONCE).run()
-    assert [path.read_bytes() for path in store.files()] == before
+    assert store.added.read_bytes() == before
     assert any("seed 4" in line for line in lines)
 
 
 def test_runs_that_do_not_fit_the_budget_are_not_started(tmp_path: Path) -> None:
     scheduler = Scheduler([claim()], Store(tmp_path), Budget(minutes=0.1), lambda line: None, AT_ONCE)
     scheduler.run()  # each is expected to take 10 s
-    assert Store(tmp_path).files() == []
+    assert not Store(tmp_path).records
     assert scheduler.failed == {}
 
 
@@ -377,8 +391,7 @@ def test_runs_that_are_late_are_ended_and_leave_nothing(tmp_path: Path) -> None:
     scheduler.run()
     assert time.monotonic() - began < 60
     assert scheduler.workers == []
-    assert Store(tmp_path).files() == []
-    assert Store(tmp_path).reserve(identity(quick.with_rate(None)).key, 0) is not None
+    assert not Store(tmp_path).records
 
 
 def test_run_that_failed_is_reported_and_the_other_claims_go_on(tmp_path: Path) -> None:

@@ -5,31 +5,20 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
-from benchmarks.claims import compare, curves, fedstyle, ledger, mapl_paper_size, plan, prices, probes
+from benchmarks.claims import compare, fedstyle, ledger, pages, plan, probes, sheets, sizes
 from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
-from benchmarks.claims.claim import Left
 from benchmarks.claims.paper_size import TOPOLOGIES, tree_of
 from benchmarks.claims.statistics import Interval
 from benchmarks.claims.store import Store, identity
-from benchmarks.claims.summary import run_of
-from p2pfl.algorithms.dfml import DFML
+from benchmarks.claims.summary import planned
 from tests.claims_fixtures import ALL, ONE, OTHER, TREE, claim, record
-
-
-@cache
-def published() -> Store:
-    """Return the runs of the project: half a second of JSON and more each time that it is read."""
-    return Store(PROJECT / "benchmarks/results/claims")
-
 
 # ---- the ledger --------------------------------------------------------------------------------------------
 
@@ -44,12 +33,16 @@ def test_every_table_and_figure_has_a_row(paper: Any) -> None:
 
 @pytest.mark.exhaustive
 def test_rows_of_learning_rates_tell_variants_apart() -> None:
-    rows = list(ledger.rates_chosen(PAPERS, published()))
-    methods = [tuple(row.split(" | ")[:2]) for row in rows]
-    assert len(set(methods)) == len(methods) > 80
-    assert ("| fedtgp", "fedtgp on fashion-mnist, 10 peers, 100 rounds, features=512, margin=fixed") in methods
-    assert not any("lr=" in method for _, method in methods)
-    assert not any("330 rounds" in method for _, method in methods)  # longer runs take the learning rate of 105
+    store, methods = Store(PROJECT / "benchmarks/results/claims"), []
+    for paper in PAPERS:
+        runs = [run for one in paper.claims for run in one.runs.values()]
+        found = [row.split(" | ")[0].removeprefix("| ") for row in pages.rates_chosen(runs, store)]
+        assert len(set(found)) == len(found)
+        methods += found
+    assert len(methods) > 80
+    assert "fedtgp on fashion-mnist, 10 peers, 100 rounds, features=512, margin=fixed" in methods
+    assert not any("lr=" in method for method in methods)
+    assert not any("330 rounds" in method for method in methods)  # longer runs take the learning rate of 105
 
 
 @pytest.mark.exhaustive
@@ -61,7 +54,7 @@ def test_runs_of_all_claims_are_valid_and_named_once() -> None:
     assert len(names) > 100
     for one in ALL:
         for run in one.runs.values():
-            assert (run.seconds > 0) != one.dear
+            assert run.seconds > 0
             assert identity(run.with_rate(None), run.probe).key
             assert run.probe in ("", *probes.PROBES)
 
@@ -70,7 +63,7 @@ def test_runs_of_all_claims_are_valid_and_named_once() -> None:
 def test_runs_of_one_claim_train_equally_long_or_the_row_says_so(tmp_path: Path) -> None:
     told = set()
     for one in ALL:
-        epochs = [prices.local_epochs(run.with_rate(None)) for run in one.runs.values()]
+        epochs = [sizes.local_epochs(run.with_rate(None)) for run in one.runs.values()]
         size = ledger.size_cell(ledger.entry(one, Store(tmp_path)))
         assert ("local epochs" in size) == (max(epochs) >= 1.1 * min(epochs)), one.name
         told |= {one.where} if "local epochs" in size and not one.dear else set()
@@ -87,13 +80,13 @@ def test_runs_at_the_papers_size_have_that_size(one: Any) -> None:
     for run in one.runs.values():
         tree = run.with_rate(None)
         assert (tree["peers"], tree["rounds"]) == (peers, rounds)
-        assert prices.samples(tree) == pytest.approx(samples, rel=0.02 if "part of CIFAR-10" in one.name else 0.01)
+        assert sizes.samples(tree) == pytest.approx(samples, rel=0.02 if "part of CIFAR-10" in one.name else 0.01)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("one", DEAR)
 def test_methods_at_the_papers_size_train_alike(one: Any) -> None:
-    hypers = [run_of({**run.with_rate(None), "seed": 0}).hyper.to_dict() for run in one.runs.values()]
+    hypers = [planned(run.with_rate(None)).settings["algorithm"] for run in one.runs.values()]
 
     def agree(*names: str) -> bool:
         return all([hyper[name] for name in names] == [hypers[0][name] for name in names] for hyper in hypers)
@@ -106,10 +99,10 @@ def test_methods_at_the_papers_size_train_alike(one: Any) -> None:
 def test_epochs_count_participation_and_steps() -> None:
     from benchmarks.claims import l2c_runs
 
-    assert {round(prices.local_epochs(run.with_rate(None))) for run in l2c_runs.TABLE_2.values()} == {100}
-    assert prices.local_epochs({**TREE, "peers": 10, "algorithm": {"name": "dfml"}}) == pytest.approx(1.2)
+    assert {round(sizes.local_epochs(run.with_rate(None))) for run in l2c_runs.TABLE_2.values()} == {100}
+    assert sizes.local_epochs({**TREE, "peers": 10, "algorithm": {"name": "dfml"}}) == pytest.approx(1.2)
     steps = {"name": "dpsgd", "local_epochs": None, "local_steps": 1, "batch": 5}
-    assert prices.local_epochs({**TREE, "rounds": 3, "algorithm": steps}) == pytest.approx(1.0)
+    assert sizes.local_epochs({**TREE, "rounds": 3, "algorithm": steps}) == pytest.approx(1.0)
 
 
 def test_cells_of_mapls_tables_have_the_noise_of_their_test_images() -> None:
@@ -125,11 +118,10 @@ def test_settings_of_the_paper_stay_as_decided() -> None:
     from benchmarks.claims.dfml_figures import MAXIMA
 
     assert not any(run.tree.get("masked_test") for one in ALL for run in one.runs.values())
-    ring = run_of({**l2c_runs.TABLE_2["dpsgd"].with_rate(None), "seed": 0}).topology
+    ring = planned(l2c_runs.TABLE_2["dpsgd"].with_rate(None)).topology
     assert {ring.degree(peer) for peer in range(20)} == {10}  # a self weight of 1/11
-    hyper = run_of({**dfml.DFML.with_rate(None), "seed": 0}).hyper
-    assert isinstance(hyper, DFML.Hyper)
-    periods = [hyper.period + number * hyper.period_increment for number in range(len(MAXIMA))]
+    hyper = planned(dfml.DFML.with_rate(None)).settings["algorithm"]
+    periods = [hyper["period"] + number * hyper["period_increment"] for number in range(len(MAXIMA))]
     assert tuple(accumulate(periods)) == MAXIMA  # the last of which is the end of a cycle
     assert MAXIMA[-1] == dfml.DFML.tree["rounds"]
 
@@ -141,10 +133,10 @@ def test_row_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
         record(store, OTHER, seed, 70.0)
     one = claim(threshold=1.0, whose="ours", curves="accuracy")
     found = ledger.entry(one, store)
-    text = ledger.row_of_claim(found, {})
+    text = ledger.row_of_claim(found, "sheet.svg")
     assert "| **reproduced** | +2.20 ± 0.20 points; > 1.00 (ours) | +1 |" in text
     assert "2 peers, 2 rounds, 30 samples; many | 5 | 0.01 core h |" in text
-    assert f"[one above other](claims/{ledger.file_name(one)})" in text
+    assert "[one above other](sheet.svg)" in text
 
 
 def test_row_names_a_margin_on_both_sides_and_each_runs_samples(tmp_path: Path) -> None:
@@ -155,7 +147,7 @@ def test_row_names_a_margin_on_both_sides_and_each_runs_samples(tmp_path: Path) 
     found = ledger.entry(claim(relation="≈", threshold=3.0, whose="ours"), store)
     for run in found.summaries["other"].values():
         run.samples = 15.0
-    text = ledger.row_of_claim(found, {})
+    text = ledger.row_of_claim(found)
     assert "| **reproduced** | +2.20 ± 0.20 points; within ±3.00 (ours) | +1 |" in text
     assert "2 peers, 2 rounds, 15 or 30 samples; many |" in text
 
@@ -231,50 +223,17 @@ def test_means_are_shown_to_two_digits_of_the_interval(mean: float, half: float,
     assert ledger.mean_and_half(Interval(mean, half, n)) == text
 
 
-@pytest.mark.exhaustive
 def test_rows_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
     dear = next(one for one in ALL if one.dear and one.where == "Table 1")
-    text = ledger.row_of_claim(ledger.entry(dear, Store(tmp_path)), {"cpu": prices.Speed(2e10, 0.0)})
-    runs = [run.with_rate(None) for run in dear.runs.values()]
-    speeds = (prices.ASSUMED_GPU, prices.Speed(2e10, 0.0))
-    gpu, core = (5 * sum(prices.hours(run, speed) for run in runs) for speed in speeds)
-    assert f"{gpu:,.0f} GPU h, {core:,.0f} core h |" in text
+    text = ledger.row_of_claim(ledger.entry(dear, Store(tmp_path)))
+    assert text.endswith("| 4 GPU h, 380 core h |")
 
 
-LEFT = [left for paper in PAPERS for left in paper.left]
-
-
-def test_rows_without_runs_cost_what_claims_with_these_runs_do(tmp_path: Path) -> None:
-    speeds = {"cpu": prices.Speed(2e10, 0.0)}
-    names = [f"mapl against fedclassavg, CIFAR-10, Sc. {scenario}, the paper's size" for scenario in (3, 4)]
-    dear = [next(one for one in ALL if one.name == name and one.where == "Table 1") for name in names]
-    cells = mapl_paper_size.cells(("mapl", "fedclassavg"), scenarios=(3, 4))
-    left = Left("above FedClassAvg", "Table 1", "+2.00 and +2.23", "only at the paper's size", cells)
-    assert list(left.cells) == [one.runs for one in dear]
-    single = replace(left, cells=left.cells[:1])
-    cost = ledger.price_cell(ledger.entry(dear[0], Store(tmp_path)), speeds)
-    assert ledger.row_of_left(single, speeds).endswith(f"| – | – | about {cost} |")
-    assert ledger.row_of_left(left, speeds).endswith(f"| about {ledger.price(left.cells, speeds)} for 2 cells |")
-    assert ledger.row_of_left(replace(left, cells=()), speeds).endswith("| – | – | – |")
-
-
-@pytest.mark.exhaustive
-def test_rows_without_runs_can_be_priced_and_refer_to_no_other_price() -> None:
-    priced = [left for left in LEFT if left.cells]
-    assert len(priced) >= 45
-    for left in priced:
-        assert all(prices.hours(run.with_rate(None)) > 0 for cell in left.cells for run in cell.values()), left
-    assert not any("price as" in left.reason for left in LEFT)
-    with_price = {left.where for left in PAPERS[-1].left if left.cells}
-    assert with_price >= {"Table 1", "Table 2", "Table 3"}
-
-
-@pytest.mark.exhaustive
-def test_priced_runs_of_rows_without_runs_are_valid() -> None:
-    runs = [run.with_rate(None) for left in LEFT for cell in left.cells for run in cell.values()]
-    for tree in runs:
-        if tree["algorithm"].get("train_encoder", True):  # else it needs the folder of another run
-            assert identity(tree).key
+def test_rows_without_runs_show_the_reason_and_what_they_would_cost() -> None:
+    rows = [ledger.row_of_left(left) for paper in PAPERS for left in paper.left]
+    assert "| about 26 GPU h, 2,317 core h for 6 cells |" in rows[1]
+    assert sum(row.endswith("| – | – | – |") for row in rows) < len(rows) / 2
+    assert all("| not tried: " in row for row in rows)
 
 
 def test_samples_of_styles_are_those_of_the_paper() -> None:
@@ -288,45 +247,33 @@ def test_samples_of_styles_are_those_of_the_paper() -> None:
         tree = tree_of(TOPOLOGIES / "paper" / f"fedstyle-{file}.yaml")
         peers, samples = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= [ps])", scale))
         assert tree["peers"] == peers
-        assert prices.samples(tree) == pytest.approx(samples, rel=0.001)
+        assert sizes.samples(tree) == pytest.approx(samples, rel=0.001)
 
 
-def test_passes_count_epochs_views_and_mutual_learning() -> None:
-    base = {**TREE, "peers": 10, "rounds": 3, "data": {**TREE["data"], "dataset": "digits"}}
-    assert prices.samples(base) == 15
-    assert prices.passes(base) == 450
-    assert prices.passes({**base, "algorithm": {"name": "mapl"}}) == 900
-    assert prices.passes({**base, "algorithm": {"name": "ditto-ssl", "local_epochs": 1}}) == 1800
-    dfml = {**base, "algorithm": {"name": "dfml", "mutual_epochs": 5, "batch": 10}}
-    assert prices.passes(dfml) == 3 * 6 * 15 * 6
-    assert prices.steps(dfml) == pytest.approx(3 * 6 * 15 * 6 / 10)
-    one_step = {"local_epochs": None, "batch": 10}
-    cga = {**base, "graph": {"name": "ring", "degree": 4}, "algorithm": {"name": "cga", **one_step}}
-    assert prices.steps(cga) == pytest.approx(3 * 10 * 5)  # a gradient for each neighbor too
-    assert prices.passes(cga) == pytest.approx(3 * 10 * 5 * 10)
-    for name, models in (("fedclassavg", 1), ("ditto", 2)):
-        assert prices.steps({**base, "algorithm": {"name": name, "batch": 10}}) == pytest.approx(45 * models)
-    assert prices.hours(dfml, prices.Speed(math.inf, 2.0)) == pytest.approx(2 * prices.steps(dfml) / 3600)
-    assert prices.hours(dfml, prices.Speed(1.0, 0.0)) == prices.floating_point_operations(dfml) / 3600
+def empty_pages(folder: Path, *names: str) -> Path:
+    """Write pages with nothing between the markers; return the overview."""
+    (folder / "claims").mkdir()
+    for name in ("claims", "claims/comparison", *(f"claims/{each}" for each in names)):
+        (folder / f"{name}.md").write_text(f"# Mine\n\n{pages.BEGIN}\nold\n{pages.END}\n\n## Failed\n")
+    return folder / "claims.md"
 
 
-def test_page_keeps_the_prose_and_drops_old_pictures(tmp_path: Path) -> None:
+def test_pages_keep_the_prose_and_drop_old_pictures(tmp_path: Path) -> None:
     paper = replace(PAPERS[0], claims=[claim()], left=())
-    page, store = tmp_path / "claims.md", Store(tmp_path / "store")
+    page, store = empty_pages(tmp_path, "mapl"), Store(tmp_path / "store")
     for seed in range(5):
         record(store, ONE, seed, 80.0 + seed)
         record(store, OTHER, seed, 70.0)
-    page.write_text(f"# Mine\n\n{ledger.BEGIN}\nold\n{ledger.END}\n\n## Failed\n")
-    (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "old.svg").touch()
-    ledger.write([paper], store, page)
-    text = page.read_text()
-    assert text.startswith(f"# Mine\n\n{ledger.BEGIN}\n\n1 reproduced, 0 refuted")
-    assert text.endswith(f"{ledger.END}\n\n## Failed\n")
-    assert [file.name for file in (tmp_path / "claims").iterdir()] == [ledger.file_name(claim())]
+    pages.write([paper], store, page)
+    assert page.read_text().startswith(f"# Mine\n\n{pages.BEGIN}\n\n1 reproduced, 0 refuted")
+    assert "[one above other](mapl-1.svg)" in (tmp_path / "claims" / "mapl.md").read_text()
+    for name in ("claims", "claims/comparison", "claims/mapl"):
+        assert (tmp_path / f"{name}.md").read_text().endswith(f"{pages.END}\n\n## Failed\n")
+    assert [file.name for file in (tmp_path / "claims").glob("*.svg")] == ["mapl-1.svg"]
     page.write_text("nothing")
     with pytest.raises(ValueError, match="should have the lines"):
-        ledger.write([paper], store, page)
+        pages.write([paper], store, page)
 
 
 def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Path) -> None:
@@ -338,7 +285,7 @@ def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Pat
             record(store, replace(method, tree=tree, rates=()), plan.TUNING_SEED, tried)
         for seed in range(5):
             record(store, method, seed, level + seed, rate=method.rates[1])
-    lines = {text.split("|")[1].strip(): text for text in ledger.comparison(store)}
+    lines = {text.split("|")[1].strip(): text for text in pages.comparison(store)}
     assert "| 72.0 ± 2.0 | 72.0 | 72.0 | – | – | 2.00 |" in lines["local"]
     assert "| 10.0 ± 0 | above |" in lines["l2c"]
     assert "| −10.0 ± 0 | below |" in lines["mapl"]
@@ -348,13 +295,13 @@ def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Pat
 @pytest.mark.parametrize("name", compare.METHODS)
 def test_compared_run_files_have_the_chosen_learning_rate(name: str) -> None:
     settings = compare.METHODS[name]
-    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, published())
+    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, Store(PROJECT / "benchmarks/results/claims"))
 
 
-def test_page_of_the_project_has_a_row_for_every_claim() -> None:
-    page = (PROJECT / "docs" / "claims.md").read_text(encoding="utf-8")
-    lines = [text for text in page.splitlines() if text.startswith("| ")]
+def test_pages_of_the_project_have_a_row_for_every_claim() -> None:
     for paper in PAPERS:
+        page = (PROJECT / "docs" / "claims" / f"{paper.key}.md").read_text(encoding="utf-8")
+        lines = [text for text in page.splitlines() if text.startswith("| ")]
         names = [(one.where, one.name) for one in paper.claims] + [(left.where, left.name) for left in paper.left]
         for where, name in names:
             escaped = name.replace("|", "\\|")
@@ -368,17 +315,19 @@ def test_selected_claims_are_those_of_the_paper_with_the_words() -> None:
 
 
 @pytest.mark.slow
-def test_command_lists_what_it_would_run_and_writes_the_page(tmp_path: Path) -> None:
-    page = tmp_path / "claims.md"
-    page.write_text(f"{ledger.BEGIN}\n{ledger.END}\n")
+def test_command_lists_what_it_would_run_and_writes_the_pages(tmp_path: Path) -> None:
+    page = empty_pages(tmp_path, *(paper.key for paper in PAPERS))
     given = ["--store", str(tmp_path), "--page", str(page), "--only", "mapl", "--claim", "numbers sent"]
     listed = CliRunner().invoke(main, [*given, "--list"])
     assert listed.exit_code == 0
     assert listed.output.split(maxsplit=2)[:2] == ["0.4", "minutes,"]
     assert "1 runs: Table 7, numbers sent are 2·N_e·(d·K + |φ|) per round" in listed.output
     assert CliRunner().invoke(main, [*given, "--minutes", "0"]).exit_code == 0
-    assert "| Table 7 | numbers sent are 2·N_e·(d·K + \\|φ\\|) per round | not tried |" in page.read_text()
-    assert Store(tmp_path).files() == []
+    assert (
+        "| Table 7 | numbers sent are 2·N_e·(d·K + \\|φ\\|) per round | not tried |"
+        in (tmp_path / "claims" / "mapl.md").read_text()
+    )
+    assert not Store(tmp_path).records
 
 
 @pytest.mark.exhaustive
@@ -390,31 +339,45 @@ def test_list_names_the_data_that_left_out_claims_need(tmp_path: Path, monkeypat
 
 
 @pytest.mark.exhaustive
-def test_speed_of_training_is_measured_and_kept(tmp_path: Path) -> None:
-    speed = prices.measure_speed(torch.device("cpu"), seconds=0.01)
-    assert 1e8 < speed.flops < 1e13
-    prices.write_speed(tmp_path, "cpu", speed)
-    prices.write_speed(tmp_path, "cuda", prices.Speed(2.0, 0.1))
-    assert prices.speeds(tmp_path) == {"cpu": speed, "cuda": prices.Speed(2.0, 0.1)}
+def test_command_leaves_a_store_alone_that_another_process_adds_to(tmp_path: Path) -> None:
+    page = empty_pages(tmp_path)
+    with Store(tmp_path / "store").locked():
+        found = CliRunner().invoke(main, ["--store", str(tmp_path / "store"), "--page", str(page), "--minutes", "0"])
+    assert found.exit_code == 1
+    assert "another process adds runs" in found.stderr
+    assert "old" in page.read_text()
 
 
 # ---- pictures ----------------------------------------------------------------------------------------------
 
 
 def test_band_has_the_interval_of_common_rounds() -> None:
-    found = curves.band([[(1, 1.0), (2, 1.0)], [(2, 3.0), (3, 9.0)]])
+    found = sheets.band([[(1, 1.0), (2, 1.0)], [(2, 3.0), (3, 9.0)]])
     assert [(t, mean) for t, mean, _, _ in found] == [(2, 2.0)]
     assert found[0][3] - found[0][1] == pytest.approx(12.7062, rel=1e-4)  # t(0.975, 1) * 1
-    assert curves.band([]) == []
+    assert sheets.band([]) == []
 
 
-def test_picture_has_a_line_and_a_band_per_label_within_the_frame() -> None:
-    drawn = curves.draw({"a<b": [(1, 1.0, 0.5, 1.5), (9, 2.0, 2.0, 2.0)], "c": [(1, 0.0, 0.0, 0.0)]}, "accuracy")
-    assert drawn.count("<polyline") == drawn.count("<polygon") == 2
+BANDS = {"a<b": [(1, 1.0, 0.5, 1.5), (9, 2.0, 2.0, 2.0)], "c": [(1, 0.0, 0.0, 0.0), (9, 1.0, 1.0, 1.0)]}
+
+
+def test_panel_has_a_line_and_a_band_per_label_within_its_frame() -> None:
+    drawn = sheets.draw(sheets.Panel("Table 1: this", BANDS, "accuracy"))
+    assert drawn.count('class="l"') == drawn.count('class="b"') == 2
     assert "a&lt;b" in drawn
-    coordinates = [float(n) for pair in re.findall(r'points="([^"]*)"', drawn) for n in re.split("[ ,]", pair)]
-    assert min(coordinates) >= 0
-    assert max(coordinates) <= curves.WIDTH
-    assert curves.ticks(0, 100) == [0, 20, 40, 60, 80, 100]
-    with pytest.raises(ValueError, match="no points"):
-        curves.draw({}, "accuracy")
+    for path in re.findall(r'd="M([^"HV]*l[^"]*)"', drawn):
+        steps = [tuple(map(int, pair.split(","))) for pair in re.split("[ l]", path)]
+        for place, most in zip(map(accumulate, zip(*steps, strict=True)), (sheets.WIDTH, sheets.HEIGHT), strict=True):
+            assert all(0 <= tenths <= 10 * most for tenths in place)
+    assert sheets.ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+
+
+@pytest.mark.parametrize(
+    ("panels", "sizes"), [(0, []), (4, [4]), (33, [33]), (34, [18, 16]), (115, [30, 30, 30, 25])]
+)
+def test_panels_are_divided_among_few_sheets_of_equal_height(panels: int, sizes: list[int]) -> None:
+    assert [len(part) for part in sheets.divided([sheets.Panel("", BANDS, "")] * panels)] == sizes
+
+
+def test_project_has_at_most_twelve_sheets() -> None:
+    assert 1 <= len([*(PROJECT / "docs" / "claims").glob("*.svg")]) <= 12
