@@ -53,13 +53,9 @@ docs: install
 # Everything that CI does besides a short launch.
 check: lint types test
 
-# What the papers say will come out, on real data (P2PFL_DATA): runs what is undecided, the cheapest first, and writes
-# docs/claims.md. Interrupt it at any time. MINUTES=60 is a time budget; ONLY=l2c, JOBS=2, DEVICE=cuda.
+# The pages of the papers' claims, from the kept runs. `python -m benchmarks.claims run` executes runs again.
 claims: install
-	@$(BIN)/pip show --quiet umap-learn 2>/dev/null || $(BIN)/pip install --quiet 'umap-learn>=0.5.7'  # for flt
-	$(BIN)/python -m benchmarks.claims $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) \
-		$(if $(CLAIM),--claim "$(CLAIM)") $(if $(DEVICE),--device $(DEVICE)) $(if $(SOCKETS),--sockets) \
-		$(if $(filter command% environment%,$(origin JOBS)),--jobs $(JOBS))
+	$(BIN)/python -m benchmarks.claims pages
 
 # Thousands of runs over faulty connections in virtual time. About two minutes on one core.
 search: install

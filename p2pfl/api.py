@@ -119,10 +119,15 @@ class PlannedRun:
             warnings.warn(remark, ModelWarning, stacklevel=3)
         return data
 
-    def missing_files(self) -> list[str]:
-        """The files and folders of the dataset that are not there, relative to the folder of datasets."""
+    def files(self) -> list[str]:
+        """The files and folders of the dataset, there or not, relative to the folder of datasets."""
         root = data_root(self._run.file.data.root)
-        return [os.path.relpath(path, root) for path in self._run.loader.files(root) if not path.exists()]
+        return [os.path.relpath(path, root) for path in self._run.loader.files(root)]
+
+    def missing_files(self) -> list[str]:
+        """Those of ``files`` that are not there."""
+        root = data_root(self._run.file.data.root)
+        return [name for name in self.files() if not (root / name).exists()]
 
     def dataset(self) -> Dataset:
         """The dataset that ``partition`` divides. Raises RunFileError if it is not available."""

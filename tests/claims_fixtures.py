@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.claims import compare
-from benchmarks.claims.__main__ import PAPERS
 from benchmarks.claims.claim import Claim, Settings, difference
+from benchmarks.claims.declared import PAPERS
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary
 
@@ -34,7 +34,7 @@ def summary(accuracy: float) -> Summary:
 
 
 def settings(name: str = "local", **hyper: Any) -> Settings:
-    return Settings({**TREE, "algorithm": {"name": name, "lr": 0.01, **hyper}}, seconds=10.0)
+    return Settings({**TREE, "algorithm": {"name": name, "lr": 0.01, **hyper}})
 
 
 ONE, OTHER = settings(), settings("fedavg")

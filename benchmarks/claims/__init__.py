@@ -1,5 +1,5 @@
-"""The papers' claims, each decided by an interval over repeated runs. See docs/claims/README.md.
+"""The papers' claims, each decided by an interval over repeated runs. See docs/claims/method.md.
 
-A module per paper declares claims; ``scheduler`` executes their runs, the cheapest undecided claim first, into a
-store that keeps every run; ``ledger`` writes docs/claims.md from it.
+``papers`` declares the claims and their runs as data, which ``declared`` reads; ``figures`` computes what is compared
+with a threshold; ``pages`` writes docs/claims from the packed runs of the study, which was closed in November 2026.
 """

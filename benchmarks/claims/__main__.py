@@ -1,36 +1,34 @@
-"""Decide the papers' claims: execute runs, the cheapest undecided claim first, then write the pages of docs/claims.
+"""The papers' claims: write their pages from the packed runs, or execute a claim's runs again.
 
-    make claims                                                # until all are decided: days on two cores
-    make claims MINUTES=60 JOBS=2 ONLY=l2c                     # as many as an hour decides
-    make claims CLAIM="Table 2"                                # those whose table or name contains this
-    make claims DEVICE=cuda MINUTES=600 JOBS=16                # also at the papers' own size; a job keeps a core busy
-    make claims DEVICE=cuda MINUTES=600 SOCKETS=1              # the same with a process per peer; they share the GPU
-    python -m benchmarks.claims --list                         # what would be run, with the expected minutes
-    python -m benchmarks.claims --minutes 0                    # write the pages only
-    python -m benchmarks.claims --minutes 0 --pack             # the same, and compress the runs that were added
+    python -m benchmarks.claims pages                               # docs/claims.md, docs/claims/*.md and the sheets
+    python -m benchmarks.claims list --only l2c                     # the runs that undecided claims need
+    python -m benchmarks.claims run --claim "Table 2" --store mine  # execute them, and print the claims' rows
 
-Every finished run is kept in the store, so that an interrupted call continues where it ended. $P2PFL_DATA holds the
-datasets; claims whose datasets are not there are left out. The exit status is 1 if a run failed.
+Every finished run is kept in the store: an interrupted call continues where it ended, and a decided claim needs no
+more runs. Give ``run`` an empty folder as ``--store`` to execute all of them again. $P2PFL_DATA holds the datasets;
+claims whose datasets are missing are left out. The exit status is 1 if a run failed.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 
-from benchmarks.claims import compare, dfml, fedstyle, fedtgp, l2c, mapl, pages, plan
-from benchmarks.claims.claim import Claim, Paper
-from benchmarks.claims.scheduler import Budget, Scheduler
-from benchmarks.claims.store import Store
+from benchmarks.claims import compare, ledger, pages, plan
+from benchmarks.claims.claim import Claim
+from benchmarks.claims.declared import PAPERS
+from benchmarks.claims.execute import execute
+from benchmarks.claims.store import RESULTS, Store
+from p2pfl.data.cache_folder import data_root
+from p2pfl.errors import P2pflError
 
 PROJECT = Path(__file__).parents[2]
-PAPERS: tuple[Paper, ...] = (mapl.MODULE, l2c.MODULE, fedtgp.MODULE, dfml.MODULE, fedstyle.MODULE)
-NAMES = (*(paper.key for paper in PAPERS), "compare")
 
 
 def selected(only: tuple[str, ...], part: str) -> list[Claim]:
@@ -40,68 +38,95 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
     return [claim for claim in claims if part.lower() in f"{claim.where}: {claim.name}".lower()]
 
 
-@click.command(help=__doc__)
-@click.option(
-    "--only", multiple=True, type=click.Choice(NAMES), help="Decide the claims of this paper; repeat it for several."
+def possible(only: tuple[str, ...], part: str, device: str) -> list[Claim]:
+    """Return the selected claims whose datasets are there, without those that need a GPU if ``device`` is not one."""
+    claims = [claim for claim in selected(only, part) if device == "cuda" or not claim.dear]
+    missing = {file for claim in claims for file in plan.files(claim) if not (data_root(None) / file).exists()}
+    if missing:
+        click.echo(f"claims are left out that need {', '.join(sorted(missing))} in $P2PFL_DATA", err=True)
+    return [claim for claim in claims if not missing.intersection(plan.files(claim))]
+
+
+STORE = click.option(
+    "--store", "folder", default=RESULTS, type=click.Path(path_type=Path), help="Folder of the runs."
 )
-@click.option("--claim", "part", default="", help="Decide the claims whose table or name contains this.")
-@click.option("--minutes", type=click.FloatRange(min=0), help="Time budget; default: none.")
-@click.option(
-    "--jobs",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Runs at the same time, a thread per peer.",
+SELECTION = (
+    click.option(
+        "--only",
+        multiple=True,
+        type=click.Choice([*(paper.key for paper in PAPERS), "compare"]),
+        help="Take the claims of this paper; repeat it for several.",
+    ),
+    click.option("--claim", "part", default="", help="Take the claims whose table or name contains this."),
+    click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"])),
 )
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
-@click.option("--sockets", is_flag=True, help="Run each peer as a process; on the CPU the records are the same.")
-@click.option(
-    "--store", "folder", default=PROJECT / "benchmarks" / "results" / "claims", type=click.Path(path_type=Path)
-)
+
+
+def of_claims(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (*SELECTION, STORE):
+        command = option(command)
+    return command
+
+
+@click.group(help=__doc__.replace("\n\n    python", "\n\n\b\n    python"))
+def main() -> None:
+    pass
+
+
+@main.command("pages")
+@STORE
 @click.option("--page", default=PROJECT / "docs" / "claims.md", type=click.Path(exists=True, path_type=Path))
-@click.option("--list", "listed", is_flag=True, help="Print what would be run.")
+def write_pages(folder: Path, page: Path) -> None:
+    """Write docs/claims.md, a page for each paper, and their sheets of pictures."""
+    pages.write(PAPERS, Store(folder), page)
+
+
+@main.command("list")
+@of_claims
+def list_runs(only: tuple[str, ...], part: str, device: str, folder: Path) -> None:
+    """Print how many runs each undecided claim needs next."""
+    store = Store(folder)
+    for claim in possible(only, part, device):
+        if tasks := plan.remaining(claim, store, device):
+            click.echo(f"{len(tasks):3} runs: {claim.where}, {claim.name}")
+
+
+@main.command()
+@of_claims
+@click.option("--sockets", is_flag=True, help="Run each peer as a process; on the CPU the records are the same.")
 @click.option("--pack", is_flag=True, help="At the end, compress the runs that were added.")
-def main(
-    only: tuple[str, ...],
-    part: str,
-    minutes: float | None,
-    jobs: int,
-    device: str,
-    sockets: bool,
-    folder: Path,
-    page: Path,
-    listed: bool,
-    pack: bool,
-) -> None:
+def run(only: tuple[str, ...], part: str, device: str, folder: Path, sockets: bool, pack: bool) -> None:
+    """Execute the runs that undecided claims need, one after the other, and print the claims' rows."""
     if device == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda, but torch finds no GPU on this host")
-    store = Store(folder)
-    claims = selected(only, part)
-    without = sorted({file for claim in claims if not claim.dear for file in plan.missing_files(claim)})
-    if without:
-        click.echo(f"claims are left out that need {', '.join(without)} in $P2PFL_DATA", err=True)
-    if listed:
-        for seconds, claim, tasks in plan.undecided(claims, store, device):
-            click.echo(f"{seconds / 60:7.1f} minutes, {len(tasks):3} runs: {claim.where}, {claim.name}")
-        return
-    scheduler = Scheduler(claims, store, Budget(minutes, jobs, device, sockets))
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends workers, writes the pages
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(store.locked())
-        except BlockingIOError:
-            raise click.ClickException(
-                f"{folder}: another process adds runs; --jobs runs several at a time"
-            ) from None
-        try:
-            if minutes != 0:
-                scheduler.run()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # stops the peers of a launched run
+    store, failed = Store(folder), False
+    try:
+        with store.locked():
+            for claim in possible(only, part, device):
+                failed |= not decide(claim, store, device, sockets)
+                click.echo(ledger.row_of_claim(ledger.entry(claim, store)))
             if pack:
                 store.pack()
-        finally:
-            pages.write(PAPERS, store, page)
-    if scheduler.failed:
+    except BlockingIOError:
+        raise click.ClickException(f"{folder}: another process adds runs; give each its own --store") from None
+    if failed:
         sys.exit(1)
+
+
+def decide(claim: Claim, store: Store, device: str, sockets: bool) -> bool:
+    """Execute the runs that a claim needs until there are none. Returns False if one failed."""
+    while tasks := plan.remaining(claim, store, device):
+        task = tasks[0]
+        name = f"{claim.where}, {claim.name}: {task.tree['algorithm']['name']}, seed {task.seed}"
+        try:
+            record = execute(task, sockets)
+        except P2pflError as error:
+            click.echo(f"{name}: failed: {error}", err=True)
+            return False
+        store.add(record)
+        click.echo(f"{name}: {record['seconds']:.0f} s", err=True)
+    return True
 
 
 if __name__ == "__main__":

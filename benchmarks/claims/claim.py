@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Relation, Verdict, interval, verdict
@@ -18,34 +18,24 @@ class Settings:
     """A run file without its seed.
 
     Attributes:
-        tree: the keys of the run file.
-        seconds: estimate for one seed on one core, before any was measured.
+        tree: the keys of the run file; the learning rate is chosen for these.
+        seconds: estimate for one seed on one core, of runs that nobody has measured.
         rates: grid of learning rates, one of which is chosen on validation data; empty to keep that of ``tree``.
         series: the curve that says how good the run is, see ``summary``.
         best_round: the best evaluated round counts, not the mean of the last quarter.
         probe: name of an additional measurement in ``probes.PROBES``.
+        changes: hyper-parameters of an ablation, at the learning rate chosen without them.
+        length: other rounds and evaluations, at the learning rate chosen without them.
     """
 
     tree: Mapping[str, Any]
-    seconds: float = field(compare=False)
-    rates: tuple[float, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+    rates: Sequence[float] = ()
     series: str = "accuracy"
     best_round: bool = False
     probe: str = ""
-
-    def but(self, **algorithm: Any) -> Settings:
-        """Return the settings with other hyper-parameters, at the learning rate chosen for these."""
-        return replace(self, tree={**self.tree, "changes": {**self.tree.get("changes", {}), **algorithm}})
-
-    def longer(self, rounds: int, eval_every: int) -> Settings:
-        """Return the settings with more rounds, at the learning rate chosen for these."""
-        tree = {**self.tree, "length": {"rounds": rounds, "eval_every": eval_every}}
-        return replace(self, tree=tree, seconds=self.seconds * rounds / self.tree["rounds"])
-
-    @property
-    def tuned(self) -> Mapping[str, Any]:
-        """The run file whose learning rate is chosen: without the changes of an ablation or of the length."""
-        return {key: value for key, value in self.tree.items() if key not in ("changes", "length")}
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    length: Mapping[str, int] = field(default_factory=dict)
 
     def score(self, run: Summary) -> float:
         """Return the accuracy by which the learning rate is chosen and the run is compared."""
@@ -53,12 +43,8 @@ class Settings:
 
     def with_rate(self, rate: float | None) -> dict[str, Any]:
         """The run file, with a chosen learning rate."""
-        algorithm = {
-            **self.tree["algorithm"],
-            **({} if rate is None else {"lr": rate}),
-            **self.tree.get("changes", {}),
-        }
-        return {**self.tuned, **self.tree.get("length", {}), "algorithm": algorithm}
+        chosen = {} if rate is None else {"lr": rate}
+        return {**self.tree, **self.length, "algorithm": {**self.tree["algorithm"], **chosen, **self.changes}}
 
 
 @dataclass(frozen=True)
@@ -145,27 +131,17 @@ class Paper:
     """All claims of a paper.
 
     Attributes:
-        key: name of its module, and of its page in docs/algorithms.
-        title: authors and name.
+        key: name of its file in ``papers``, and of its page in docs/algorithms.
         contents: every table and figure of the paper: each has at least one row in the ledger.
         claims, left: the rows.
-        terms: what the rows' symbols and abbreviations stand for.
     """
 
     key: str
-    title: str
     contents: Sequence[str]
     claims: Sequence[Claim]
     left: Sequence[Left]
-    terms: str
 
 
 def difference(one: str, other: str, read: Callable[[Summary], float]) -> Callable[[Mapping[str, Summary]], float]:
     """Return the paired difference of two runs' figures."""
     return lambda runs: read(runs[one]) - read(runs[other])
-
-
-def spread(runs: Mapping[str, Summary], name: str = "") -> float:
-    """How far the last accuracies of the runs whose labels begin with ``name`` are apart, by chance too."""
-    found = [run.last() for label, run in runs.items() if label.startswith(name)]
-    return max(found) - min(found)

@@ -9,12 +9,10 @@ end. The files have the chosen ones.
 from __future__ import annotations
 
 from benchmarks.claims.claim import Claim, Settings, difference
-from benchmarks.claims.dfml_figures import series
-from benchmarks.claims.paper_size import TOPOLOGIES, tree_of
-from benchmarks.claims.summary import Summary
+from benchmarks.claims.declared import TOPOLOGIES, tree_of
+from benchmarks.claims.figures import settled
 
 SGD, ADAM = (0.01, 0.02, 0.04), (0.001, 0.002, 0.004)
-SECONDS = {"dfml": 150.0, "mapl": 70.0, "mapl+": 75.0, "l2c": 60.0, "meta-l2c": 90.0, "fedtgp": 80.0}
 
 
 def methods() -> dict[str, Settings]:
@@ -24,13 +22,8 @@ def methods() -> dict[str, Settings]:
         tree = tree_of(file)
         rates = ADAM if file.stem in ("mapl", "mapl+") else SGD
         series = "peak" if file.stem == "dfml" else "accuracy"
-        found[file.stem] = Settings(tree, SECONDS.get(file.stem, 40.0), rates, series)
+        found[file.stem] = Settings(tree, rates=rates, series=series)
     return found
-
-
-def score(run: Summary) -> float:
-    """Mean accuracy in the last quarter of the rounds, of the peak models where a method has them."""
-    return run.settled(series(run))
 
 
 METHODS = methods()
@@ -39,7 +32,7 @@ CLAIMS = tuple(
         f"{name} against local training",
         "ours",
         {name: settings, "local": METHODS["local"]},
-        difference(name, "local", score),
+        difference(name, "local", settled),
         "—",
         "—",
         whose="ours",

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.claims import compare, plan, sheets
 from benchmarks.claims.claim import Paper, Settings
+from benchmarks.claims.figures import settled
 from benchmarks.claims.ledger import (
     HEADER,
     Entry,
@@ -60,7 +61,7 @@ def comparison(store: Store) -> Iterator[str]:
         found = entries.get(name)
         algorithm = settings.tree["algorithm"]
         accuracy, masked = (
-            interval([compare.score(run) for run in runs]),
+            interval([settled(run) for run in runs]),
             fmean(run.settled("masked") for run in runs),
         )
         assert accuracy is not None
@@ -87,13 +88,13 @@ def rates_chosen(runs: Iterable[Settings], store: Store) -> Iterator[str]:
     seen = set()
     grids: dict[str, list[tuple[Mapping[str, Any], str, str]]] = {}
     for settings in runs:
-        text = repr((settings.tuned, settings.rates))
+        text = repr((settings.tree, settings.rates))
         if settings.rates and text not in seen:
             seen.add(text)
             rate, found = plan.chosen(settings, store), plan.scores(settings, store)
             if rate is not None:
                 shown = ", ".join(f"{rate:g}: {accuracy:.1f}" for rate, accuracy in found.items())
-                run, tree = identity(settings.tuned), settings.tuned
+                run, tree = identity(settings.tree), settings.tree
                 what = f"{tree['algorithm']['name']} on {tree['data']['dataset']}"
                 what += f", {run.peers} peers, {run.rounds} rounds"
                 grids.setdefault(what, []).append((tree, f"{rate:g}", shown))

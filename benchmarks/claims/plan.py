@@ -1,11 +1,9 @@
-"""What to run next: pure functions of the claims and the store."""
+"""Which runs a claim still needs, and at which learning rate: pure functions of the claims and the store."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings
@@ -28,16 +26,12 @@ class Task:
         key, seed: where the store keeps it.
         tree: the run file, with its seed.
         probe: additional measurement.
-        seconds: expected duration.
-        core_seconds: expected computation, by which claims are ordered: a busy machine does not change it.
     """
 
     key: str
     seed: int
     tree: Mapping[str, Any]
     probe: str
-    seconds: float
-    core_seconds: float
 
 
 def held_out(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +42,7 @@ def held_out(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def tuning(settings: Settings, rates: Sequence[float]) -> Mapping[float, dict[str, Any]]:
     """Return the runs that try these learning rates, by rate."""
-    tree = held_out(settings.tuned)
+    tree = held_out(settings.tree)
     return {rate: {**tree, "algorithm": {**tree["algorithm"], "lr": rate}} for rate in rates}
 
 
@@ -102,30 +96,22 @@ def chosen(settings: Settings, store: Store) -> float | None:
     return _best(found, settings.rates) if found and len(found) == len(rates) else None
 
 
-def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: str) -> Iterator[Task]:
-    """Yield the runs that are missing: those that choose the learning rate first.
-
-    While it is not chosen, runs with the grid's first rate stand for the others, so that a claim's cost is known.
-    """
-    rate = None
-    if settings.rates:
-        rate = chosen(settings, store)
-        if rate is None:
-            for tree in tuning(settings, grid(settings, store)).values():
-                yield from _missing(tree, [TUNING_SEED], "", settings, store, device)
-            rate = settings.rates[0]
-    yield from _missing(settings.with_rate(rate), seeds, settings.probe, settings, store, device)
+def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: str) -> list[Task]:
+    """Return the runs that are missing: only those that choose the learning rate, while it is not chosen."""
+    rate = chosen(settings, store) if settings.rates else None
+    if settings.rates and rate is None:
+        trees = tuning(settings, grid(settings, store)).values()
+        return [task for tree in trees for task in _missing(tree, [TUNING_SEED], "", store, device)]
+    return list(_missing(settings.with_rate(rate), seeds, settings.probe, store, device))
 
 
 def _missing(
-    tree: Mapping[str, Any], seeds: Collection[int], probe: str, settings: Settings, store: Store, device: str
+    tree: Mapping[str, Any], seeds: Collection[int], probe: str, store: Store, device: str
 ) -> Iterator[Task]:
     key = identity(tree, probe).key
-    seconds = store.seconds(key) or settings.seconds
-    core_seconds = store.seconds(key, "cpu_seconds") or settings.seconds
     for seed in seeds:
         if store.summary(key, seed) is None:
-            yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe, seconds, core_seconds)
+            yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe)
 
 
 def figures(claim: Claim, store: Store) -> dict[int, float]:
@@ -144,41 +130,14 @@ def figures(claim: Claim, store: Store) -> dict[int, float]:
     return found
 
 
-def missing_parts(trees: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the files and folders in $P2PFL_DATA, without what is in these, that datasets of the runs lack."""
-    return sorted({Path(file).parts[0] for tree in trees for file in identity(tree).missing})
-
-
-def missing_files(claim: Claim) -> tuple[str, ...]:
-    """Return the files of the claim's datasets that are not in $P2PFL_DATA."""
-    return tuple(dict.fromkeys(file for s in claim.runs.values() for file in identity(s.with_rate(None)).missing))
+def files(claim: Claim) -> list[str]:
+    """Return the files of the claim's datasets, relative to $P2PFL_DATA."""
+    return [*dict.fromkeys(file for s in claim.runs.values() for file in identity(s.with_rate(None)).files)]
 
 
 def remaining(claim: Claim, store: Store, device: str) -> list[Task]:
-    """Return the runs that the claim still needs, in the order of their execution: seed by seed."""
+    """Return the runs that the claim needs now, seed by seed; those that choose learning rates first."""
     wanted = claim.seeds_wanted(list(figures(claim, store).values()))
     tasks = [task for settings in claim.runs.values() for task in tasks_of(settings, range(wanted), store, device)]
     unique = {(task.key, task.seed): task for task in tasks}
     return sorted(unique.values(), key=lambda task: (task.seed != TUNING_SEED, task.seed))
-
-
-def undecided(claims: Sequence[Claim], store: Store, device: str) -> list[tuple[float, Claim, list[Task]]]:
-    """Return (core seconds, claim, runs) of claims that need more runs and have their data, the cheapest first.
-
-    A run that several claims need costs each of them its share: so runs that decide many claims come early.
-    """
-    needed = []
-    for claim in claims:
-        if claim.dear and device == "cpu":
-            continue
-        if not missing_files(claim) and (tasks := remaining(claim, store, device)):
-            needed.append((claim, tasks))
-    sharing = Counter((task.key, task.seed) for _, tasks in needed for task in tasks)
-
-    def share(tasks: Sequence[Task]) -> float:
-        return sum(task.core_seconds / sharing[task.key, task.seed] for task in tasks)
-
-    return [
-        (sum(task.core_seconds for task in tasks), claim, tasks)
-        for claim, tasks in sorted(needed, key=lambda item: share(item[1]))
-    ]

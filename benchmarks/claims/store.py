@@ -1,6 +1,6 @@
 """Every completed run: ``runs.jsonl.xz``, and what was added since it was packed, ``added.jsonl``.
 
-Both have a JSON object per line, with the fields of ``worker.execute``; the packed ones are ordered by key and seed
+Both have a JSON object per line, with the fields of ``execute``; the packed ones are ordered by key and seed
 (``xzcat runs.jsonl.xz | jq``). Records are changed only if an option was renamed.
 
 A run is found again by its key: the hash of its resolved run file, every default filled in, without what cannot
@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.claims.summary import Summary, planned
 
 CODE = 1
+RESULTS = Path(__file__).parents[1] / "results" / "claims"
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class Identity:
 
     Attributes:
         key: hash of the settings.
-        missing: files of the dataset that are not there.
+        files: those of the dataset, there or not.
         rounds, peers: for the ledger.
     """
 
     key: str
-    missing: tuple[str, ...]
+    files: tuple[str, ...]
     rounds: int
     peers: int
 
@@ -86,16 +87,16 @@ def _without_off(value: Any) -> Any:
 
 
 @cache
-def _identity(text: str, probe: str, data_folder: str | None) -> Identity:
+def _identity(text: str, probe: str) -> Identity:
     run = planned(json.loads(text))
     content = json.dumps([CODE, _essential(run.settings), probe], sort_keys=True)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return Identity(key, tuple(run.missing_files()), run.settings["rounds"], run.settings["peers"])
+    return Identity(key, tuple(run.files()), run.settings["rounds"], run.settings["peers"])
 
 
 def identity(tree: Mapping[str, Any], probe: str = "") -> Identity:
     """Identify a run file, whatever its seed. Raises RunFileError if it is invalid."""
-    return _identity(json.dumps({**tree, "seed": 0}, sort_keys=True), probe, os.environ.get("P2PFL_DATA"))
+    return _identity(json.dumps({**tree, "seed": 0}, sort_keys=True), probe)
 
 
 class Store:

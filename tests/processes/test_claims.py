@@ -1,23 +1,21 @@
-"""A worker of the claims whose runs are launched: the same records, and no peer survives it."""
+"""Runs of claims that are launched: the same records, and no peer survives an ended command."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.claims.scheduler import PROJECT, WORKER
-from benchmarks.claims.worker import cpu_seconds
+from benchmarks.claims.execute import cpu_seconds, execute
+from benchmarks.claims.plan import Task
 from tests.claims_fixtures import TREE
 
+PROJECT = Path(__file__).parents[2]
 MAPL: dict[str, Any] = {
     **TREE,
     "peers": 4,
@@ -34,44 +32,22 @@ def test_cpu_time_includes_that_of_ended_processes() -> None:
     assert cpu_seconds() - before >= 0.5 - 0.02  # two ticks
 
 
-@contextmanager
-def worker(scratch: Path) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    with subprocess.Popen(WORKER, stdin=pipe, stdout=pipe, text=True, cwd=PROJECT, env=environment) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
-def ask(process: subprocess.Popen[str], tree: dict[str, Any], *, sockets: bool) -> None:
-    assert process.stdin is not None
-    request = {"key": "00", "seed": 0, "tree": tree, "probe": "heads", "code": "", "sockets": sockets}
-    process.stdin.write(json.dumps(request) + "\n")
-    process.stdin.flush()
-
-
-def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path) -> None:
-    with worker(tmp_path) as process:
-        assert process.stdout is not None
-        records = []
-        for sockets in (False, True):
-            ask(process, MAPL, sockets=sockets)
-            records.append(json.loads(process.stdout.readline()))
-    simulated, launched = records
+def test_launched_runs_have_the_records_of_simulated_ones() -> None:
+    simulated, launched = (execute(Task("00", 0, MAPL, "heads"), sockets) for sockets in (False, True))
     assert launched["summary"] == simulated["summary"]
-    assert [record.get("sockets", False) for record in records] == [False, True]
+    assert [record.get("sockets", False) for record in (simulated, launched)] == [False, True]
     assert simulated["summary"]["probe"]["inside"] > 0.0
 
 
-def test_no_peer_survives_a_terminated_worker(tmp_path: Path, until: Any) -> None:
-    with worker(tmp_path) as process:
-        ask(process, {**MAPL, "rounds": 100_000, "eval_every": 100_000}, sockets=True)
-        started = psutil.Process(process.pid)
-        until(lambda: len([*tmp_path.glob("*/run/peers/*/status.json")]) == MAPL["peers"])
-        descendants = started.children(recursive=True)
+def test_no_peer_survives_a_terminated_command(tmp_path: Path, until: Any) -> None:
+    command = [sys.executable, "-m", "benchmarks.claims", "run", "--only", "mapl", "--claim", "numbers sent"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [*command, "--sockets", "--store", str(tmp_path / "store")], cwd=PROJECT, env=environment
+    ) as process:
+        until(lambda: len([*tmp_path.glob("*/run/peers/*/status.json")]) == 10)
+        descendants = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
-    assert len(descendants) > MAPL["peers"]  # the launcher, too
+    assert len(descendants) > 10  # the launcher, too
     until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in descendants))

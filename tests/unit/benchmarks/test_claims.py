@@ -1,12 +1,10 @@
-"""Verdicts of the papers' claims, learning rates, the store, and the time budget."""
+"""Verdicts of the papers' claims, their runs and learning rates, and the store."""
 
 from __future__ import annotations
 
 import json
 import lzma
 import math
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.claims import dfml_figures, plan
+from benchmarks.claims import figures, plan
 from benchmarks.claims import store as store_module
 from benchmarks.claims.claim import MOST_SEEDS
-from benchmarks.claims.scheduler import PROJECT, Budget, Scheduler
+from benchmarks.claims.declared import merged
 from benchmarks.claims.statistics import LEAST_SEEDS, interval, verdict
-from benchmarks.claims.store import Store, identity
+from benchmarks.claims.store import RESULTS, Store, identity
 from benchmarks.claims.summary import Summary, executed, planned
 from p2pfl.errors import RunFileError
 from tests.claims_fixtures import ONE, OTHER, TREE, claim, record, settings, summary
@@ -31,18 +29,18 @@ from tests.claims_fixtures import ONE, OTHER, TREE, claim, record, settings, sum
 def test_dfmls_figures_read_the_rounds_and_networks_that_they_name() -> None:
     run = summary(0.0)
     run.accuracies = [10.0, 20.0, 30.0, 40.0, 60.0]
-    assert dfml_figures.by_network(run, 2) == pytest.approx([100 / 3, 30.0])
-    other = replace(run, accuracies=[0.0, 25.0, 0.0, 0.0, 0.0])
-    assert dfml_figures.least_gain(run, other, 2) == pytest.approx(17.5)
+    assert figures.by_network(run, 2) == pytest.approx([100 / 3, 30.0])
+    other = replace(run, accuracies=[0.0, 10.0, 0.0, 0.0, 0.0])
+    assert figures.least_gain({"one": run, "other": other}) == pytest.approx(10.0)
     run.curves = {
         "alpha": [(t, 1.0 if t % 20 == 0 else 0.5 if t % 10 == 0 else 0.0) for t in range(1, 106)],
         "accuracy": [(t, 80.0 if t % 20 == 0 else 70.0 if t % 10 == 0 else 50.0) for t in range(5, 106, 5)],
     }
-    assert dfml_figures.swing({"full cycles": run}) == pytest.approx(30.0)
-    assert dfml_figures.area(run) == pytest.approx(75.0)
+    assert figures.swing({"full cycles": run}) == pytest.approx(30.0)
+    assert figures.area(run) == pytest.approx(75.0)
     run.curves["peak"] = [(t, float(t)) for t in range(5, 106, 5)]
-    assert dfml_figures.area(run) == pytest.approx(55.0)
-    assert dfml_figures.final(run) == 105.0
+    assert figures.area(run) == pytest.approx(55.0)
+    assert figures.final(run) == 105.0
 
 
 def test_rounds_of_a_method_that_never_gets_there_count_against_it() -> None:
@@ -51,10 +49,10 @@ def test_rounds_of_a_method_that_never_gets_there_count_against_it() -> None:
         run.curves = {"peak": [(t, slope * t) for t in range(5, 106, 5)]}
         return run
 
-    assert dfml_figures.times_as_fast({"dfml": peaks(3.0), "α = 0": peaks(1.0)}) == pytest.approx(105 / 35)
-    assert dfml_figures.times_as_fast({"dfml": peaks(1.0), "α = 0": peaks(3.0)}) == pytest.approx(35 / 105)
-    assert dfml_figures.rounds_saved({"dfml": peaks(1.0), "fedavg-dec": summary(50.0)}) == 50.0
-    assert dfml_figures.rounds_saved({"dfml": peaks(0.1), "fedavg-dec": summary(50.0)}) == 200.0
+    assert figures.times_as_fast({"dfml": peaks(3.0), "α = 0": peaks(1.0)}) == pytest.approx(105 / 35)
+    assert figures.times_as_fast({"dfml": peaks(1.0), "α = 0": peaks(3.0)}) == pytest.approx(35 / 105)
+    assert figures.rounds_saved({"dfml": peaks(1.0), "fedavg-dec": summary(50.0)}) == 50.0
+    assert figures.rounds_saved({"dfml": peaks(0.1), "fedavg-dec": summary(50.0)}) == 200.0
 
 
 # ---- verdicts ----------------------------------------------------------------------------------------------
@@ -137,11 +135,20 @@ def test_key_survives_a_later_option_that_is_off() -> None:
     assert store_module._essential(zero) != store_module._essential(null)
 
 
-def test_missing_files_of_a_dataset_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
+def test_files_of_a_dataset_are_named() -> None:
     data = {"dataset": "cifar10-part", "partition": "iid"}
-    found = identity({**TREE, "data": data, "peers": 3}).missing
-    assert found[0] == "cifar10-part/train0.webp"
+    assert identity({**TREE, "data": data, "peers": 3}).files[0] == "cifar10-part/train0.webp"
+
+
+def test_runs_are_other_runs_with_changes() -> None:
+    base = {"data": {"dataset": "digits", "partition": {"name": "iid", "validation": 0.1}}, "graph": {"name": "ring"}}
+    found = merged(base, {"data": {"partition": {"validation": 0.2}}, "graph": {"name": "small-world"}})
+    assert found == {
+        "data": {"dataset": "digits", "partition": {"name": "iid", "validation": 0.2}},
+        "graph": {"name": "small-world"},
+    }
+    algorithm = merged({"algorithm": {"name": "local", "batch": 8}}, {"algorithm": {"name": "fedavg"}})["algorithm"]
+    assert algorithm == {"name": "fedavg", "batch": 8}
 
 
 def test_store_reads_packed_and_added_runs_but_no_incomplete_line(tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_packed_runs_are_the_same_bytes_whatever_their_order(tmp_path: Path) -> 
 
 
 def test_packed_results_of_the_project_are_those_that_pack_would_write() -> None:
-    store = Store(PROJECT / "benchmarks" / "results" / "claims")
+    store = Store(RESULTS)
     lines = lzma.decompress(store.packed.read_bytes()).splitlines()
     assert [json.loads(line) for line in lines] == [found for _, found in sorted(store.records.items())]
     assert store.packed.stat().st_size < 4e6
@@ -188,7 +195,7 @@ def test_one_process_at_a_time_adds_runs(tmp_path: Path) -> None:
 
 def test_ablation_keeps_the_rate_that_was_chosen_for_the_method() -> None:
     tuned = replace(settings("fedtgp"), rates=(0.01, 0.1))
-    changed = tuned.but(transform=False)
+    changed = replace(tuned, changes={"transform": False})
     assert plan.tuning(changed, tuned.rates) == plan.tuning(tuned, tuned.rates)
     assert changed.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1, "transform": False}
     assert tuned.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1}
@@ -196,11 +203,10 @@ def test_ablation_keeps_the_rate_that_was_chosen_for_the_method() -> None:
 
 def test_longer_runs_have_the_rate_that_was_chosen_for_the_shorter_ones() -> None:
     tuned = replace(settings("fedtgp"), rates=(0.01, 0.1))
-    longer = tuned.but(transform=False).longer(60, 20)
+    longer = replace(tuned, changes={"transform": False}, length={"rounds": 60, "eval_every": 20})
     assert plan.tuning(longer, tuned.rates) == plan.tuning(tuned, tuned.rates)
     expected = {"rounds": 60, "eval_every": 20, "algorithm": {"name": "fedtgp", "lr": 0.1, "transform": False}}
     assert longer.with_rate(0.1) == {**tuned.with_rate(0.1), **expected}
-    assert longer.seconds == pytest.approx(tuned.seconds * 60 / tuned.tree["rounds"])
 
 
 @pytest.mark.exhaustive
@@ -229,8 +235,8 @@ def test_first_to_reach_and_settled() -> None:
 
 def test_rate_is_chosen_on_held_out_training_images_with_another_seed(tmp_path: Path) -> None:
     store, tuned = Store(tmp_path), replace(ONE, rates=(0.01, 0.02, 0.05))
-    tasks = list(plan.tasks_of(tuned, [0], store, "cpu"))
-    assert [task.seed for task in tasks] == [plan.TUNING_SEED] * 3 + [0]
+    tasks = plan.tasks_of(tuned, [0], store, "cpu")
+    assert [task.seed for task in tasks] == [plan.TUNING_SEED] * 3
     assert tasks[0].tree["data"]["dataset"] == {"name": "held-out", "of": "digits"}
     for rate, accuracy in ((0.01, 50.0), (0.02, 70.0)):
         record(
@@ -309,41 +315,14 @@ def test_mosaics_of_cifar10_are_cut_row_by_row(tmp_path: Path, monkeypatch: pyte
 # ---- what is run ----------------------------------------------------------------------------------------
 
 
-WORKER = """
-import json, sys
-for line in sys.stdin:
-    request = json.loads(line)
-    accuracy = 60.0 + request["seed"] + 5.0 * (request["tree"]["algorithm"]["name"] == "local")
-    points = [[1, accuracy]]
-    summary = {"accuracies": [accuracy], "best": accuracy, "curves": {"accuracy": points}, "classes": [[0]],
-               "weights": [{}], "messages": {}, "samples": 30.0, "epochs": 2.0, "probe": {}}
-    record = {name: request[name] for name in ("key", "seed", "code")} | {"seconds": 4.0, "cpu_seconds": 3.0}
-    print(json.dumps({**record, "summary": summary}), flush=True)
-"""
-AT_ONCE = (sys.executable, "-c", WORKER)
-FAILING = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)")
-ENDLESS = (sys.executable, "-c", "import sys; sys.stdin.read()")
-
-
-def test_cheapest_undecided_claim_comes_first_and_decided_ones_do_not(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    cheap, dear = claim(), claim(replace(settings("mapl"), seconds=99.0))
-    found = plan.undecided([dear, cheap], store, "cpu")
-    assert [(seconds, one) for seconds, one, _ in found] == [(100.0, cheap), (545.0, dear)]
+def test_decided_claims_need_no_runs_and_shared_ones_are_not_repeated(tmp_path: Path) -> None:
+    store, other = Store(tmp_path), claim(settings("mapl"))
+    assert [task.seed for task in plan.remaining(claim(), store, "cpu")] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     for seed in range(5):
         record(store, ONE, seed, 80.0 + seed)
         record(store, OTHER, seed, 70.0 + seed)
-    found = plan.undecided([dear, cheap], store, "cpu")
-    assert [one for _, one, _ in found] == [dear]
-    assert len(found[0][2]) == 5  # the other method's runs are shared
-
-
-def test_claims_that_share_a_dear_run_come_before_one_that_costs_more_alone(tmp_path: Path) -> None:
-    dear = replace(settings("mapl"), seconds=15.0)
-    pair = [claim(dear, replace(settings(name), seconds=1.0)) for name in ("fedproto", "fedclassavg")]
-    alone = claim(replace(ONE, seconds=5.0), replace(OTHER, seconds=5.0))
-    found = plan.undecided([alone, *pair], Store(tmp_path), "cpu")
-    assert [(seconds, one) for seconds, one, _ in found] == [(80.0, pair[0]), (80.0, pair[1]), (50.0, alone)]
+    assert plan.remaining(claim(), store, "cpu") == []
+    assert [task.tree["algorithm"]["name"] for task in plan.remaining(other, store, "cuda")] == ["mapl"] * 5
 
 
 def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
@@ -352,51 +331,3 @@ def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
         record(store, ONE, seed, 80.0 + seed)
         record(store, OTHER, seed, 70.0)
     assert plan.figures(claim(), store) == {0: 10.0, 1: 11.0}
-
-
-def test_papers_own_size_is_run_on_a_gpu_only(tmp_path: Path) -> None:
-    dear = claim(hours=(1, 20))
-    assert plan.undecided([dear], Store(tmp_path), "cpu") == []
-    ((_, _, tasks),) = plan.undecided([dear], Store(tmp_path), "cuda")
-    assert {task.tree["device"] for task in tasks} == {"cuda"}
-
-
-@pytest.mark.exhaustive
-def test_scheduler_executes_each_run_once_and_resumes(tmp_path: Path) -> None:
-    lines: list[str] = []
-    store = Store(tmp_path)
-    for seed in range(2):
-        record(store, ONE, seed, 66.0 + seed)
-    Scheduler([claim(), claim()], store, Budget(jobs=2), lines.append, AT_ONCE).run()
-    assert len(store.records) == len(store.added.read_text().splitlines()) == 10
-    assert claim().judge(list(plan.figures(claim(), store).values())) == "reproduced"
-    before = store.added.read_bytes()
-    Scheduler([claim()], Store(tmp_path), Budget(), lines.append, AT_ONCE).run()
-    assert store.added.read_bytes() == before
-    assert any("seed 4" in line for line in lines)
-
-
-def test_runs_that_do_not_fit_the_budget_are_not_started(tmp_path: Path) -> None:
-    scheduler = Scheduler([claim()], Store(tmp_path), Budget(minutes=0.1), lambda line: None, AT_ONCE)
-    scheduler.run()  # each is expected to take 10 s
-    assert not Store(tmp_path).records
-    assert scheduler.failed == {}
-
-
-@pytest.mark.exhaustive
-def test_runs_that_are_late_are_ended_and_leave_nothing(tmp_path: Path) -> None:
-    quick = replace(ONE, seconds=0.001)
-    began = time.monotonic()
-    scheduler = Scheduler([claim(quick, quick)], Store(tmp_path), Budget(minutes=0.05), lambda line: None, ENDLESS)
-    scheduler.run()
-    assert time.monotonic() - began < 60
-    assert scheduler.workers == []
-    assert not Store(tmp_path).records
-
-
-def test_run_that_failed_is_reported_and_the_other_claims_go_on(tmp_path: Path) -> None:
-    lines: list[str] = []
-    scheduler = Scheduler([claim()], Store(tmp_path), Budget(), lines.append, FAILING)
-    scheduler.run()
-    assert len(scheduler.failed) == 1
-    assert any("exit status 3" in line for line in lines)
