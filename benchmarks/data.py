@@ -3,7 +3,7 @@
     python benchmarks/data.py                          # Fashion-MNIST, 100 peers, shards as in L2C
     python benchmarks/data.py --dataset cifar10 --peers 20 --partition '{name: dirichlet}'
 
-Peers are forked from a process that has opened and split the dataset, as `p2pfl launch` does; there is no network.
+Peers are forked from a process that has opened and split the dataset, as `p2pfl launch` does; nothing is sent.
 Each reads all of its training samples once, in batches.
 
     decoded     decode the source files, with an empty cache (seconds)

@@ -55,7 +55,7 @@ def network(
 
     Args:
         addresses: of the namespace with that number, with the lengths of their prefixes.
-        conditions: those of the switch; None: a bridge of the kernel, which neither delays nor loses frames.
+        conditions: of the switch; None: a bridge of the kernel, which neither delays nor loses frames.
 
     Yields:
         The names of the namespaces, and the switch.

@@ -85,7 +85,7 @@ RUN: dict[str, Any] = {
 
 @dataclass
 class Node:
-    """A node of the cluster in namespaces of its own, of which ``namespace`` is that of the network."""
+    """A node of the cluster in namespaces of its own. ``namespace``: its network namespace."""
 
     number: int
     root: Path

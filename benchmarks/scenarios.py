@@ -1,7 +1,7 @@
 """What the checks of launches share: hosts.py, containers.py, slurm.py, ssh.py, ray_cluster.py, kubernetes.
 
 A check has named scenarios. Each launches a run, often with a fault, and describes in a few words what happened. The
-final states of its run must be those of `p2pfl simulate`. A Markdown table has a row per scenario.
+final states of its run must be equal to the states of `p2pfl simulate`. A Markdown table has a row per scenario.
 """
 
 from __future__ import annotations

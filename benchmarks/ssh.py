@@ -3,8 +3,8 @@
     sudo python -m benchmarks.ssh                       # or scripts/check-ssh
     sudo python -m benchmarks.ssh calm killed --keep /tmp/ssh
 
-The hosts, and the one of the launcher, are network namespaces with an sshd each, connected by a switch that delays
-and loses frames (benchmarks.switch). They share no folder.
+The hosts and the launcher's host are network namespaces, connected by a switch that delays and loses frames
+(benchmarks.switch). Each host has an sshd. They share no folder.
 
     calm          20 ms of delay, up to 10 ms more, 1 % of the frames lost
     killed        the same; a peer is killed, then a host process, then everything on a host with its sshd

@@ -7,7 +7,7 @@ time-varying graphs, and 2.2 points more accurate: there 96 nodes on CIFAR-10; h
 Fashion-MNIST in shards with 2 classes a peer, and a small CNN. In a round, each peer takes gradient steps and sends
 its model to 4 others.
 
-Each line is one simulated run. The accuracy is that of a peer's model on the whole test set, averaged over peers;
+Each line is one simulated run. The accuracy is of a peer's model on the whole test set, averaged over peers;
 ``spread`` is its standard deviation over peers. The last lines are mean ± standard deviation over seeds after the
 last round, and the rounds (of those evaluated) that each graph needs for the final accuracy of the first.
 """

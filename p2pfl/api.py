@@ -126,8 +126,7 @@ class PlannedRun:
 
     def missing_files(self) -> list[str]:
         """Those of ``files`` that are not there."""
-        root = data_root(self._run.file.data.root)
-        return [name for name in self.files() if not (root / name).exists()]
+        return [name for name in self.files() if not (data_root(self._run.file.data.root) / name).exists()]
 
     def dataset(self) -> Dataset:
         """The dataset that ``partition`` divides. Raises RunFileError if it is not available."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench.bare RUN.yaml FOLDER
 
-Nothing is sent, averaged, evaluated, recorded or saved. The networks, the samples and the optimizer are those of the
-run. FOLDER gets a log with the end of each round for each process.
+Nothing is sent, averaged, evaluated, recorded or saved. Networks, samples and optimizer are as in the run. FOLDER
+gets a log with the end of each round for each process.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Measurement:
 
     @property
     def seconds_a_round(self) -> float | None:
-        """Seconds of a round of all peers, without the first two and the last; None if there is no other."""
+        """Seconds of a round of all peers, without the first two and the last; None if it has no others."""
         return None if self.failure else seconds_a_round(self.rounds)
 
     @property

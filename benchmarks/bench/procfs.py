@@ -132,7 +132,7 @@ def cpu_seconds(pid: int) -> float:
 def bytes_written() -> int:
     """Bytes that this process and all descendants for which their parents waited have written to disks.
 
-    Counts pages that became dirty, once until they are written; not those of files in memory (tmpfs).
+    Counts pages that became dirty, once until they are written; not pages of files in memory (tmpfs).
     """
     counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counters["write_bytes"])

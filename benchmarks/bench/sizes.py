@@ -42,8 +42,8 @@ def launch(settings: Settings) -> Report:
     )
     text = (
         "`tiny-cnn`, one step of one sample a round. Seconds from the start of `p2pfl launch` until the first peer "
-        "and until all have finished round 0. Memory is the mean PSS of a peer at the peak; above 100 peers, that of "
-        "all processes, divided by the peers."
+        "and until all have finished round 0. Memory is the mean PSS of a peer at the peak; above 100 peers, the PSS "
+        "of all processes, divided by the peers."
     )
     report = Report("launch", "Launch", text, [table])
     for peers, graph in LAUNCHES.items():

@@ -20,7 +20,7 @@ class Settings:
     Attributes:
         tree: the keys of the run file; the learning rate is chosen for these.
         seconds: estimate for one seed on one core, of runs that nobody has measured.
-        rates: grid of learning rates, one of which is chosen on validation data; empty to keep that of ``tree``.
+        rates: grid of learning rates, one of which is chosen on validation data; empty to keep the rate of ``tree``.
         series: the curve that says how good the run is, see ``summary``.
         best_round: the best evaluated round counts, not the mean of the last quarter.
         probe: name of an additional measurement in ``probes.PROBES``.

@@ -5,8 +5,8 @@ Keys of a paper's file:
                 how many the paper has
     scales      sizes of the paper's runs that several claims have
     defaults    keys of all claims that do not say otherwise
-    runs        by name: the keys of a run file, those of ``Settings``, and ``of``, the run that has the other keys.
-                Mappings are merged; one with another name than that of the other run replaces it, but in `algorithm`
+    runs        by name: keys of a run file, keys of ``Settings``, and ``of``, the run that has the other keys.
+                Mappings are merged, but a mapping with another ``name`` replaces the other run's, except `algorithm`
     claims      the keys of ``Claim``; ``runs`` has a run of each label, or a list of runs that are their own labels;
                 ``difference`` or ``figure`` is a function's name in ``figures``; claims in a claim have its keys
 """
@@ -88,7 +88,7 @@ def _claims(declared: Mapping[str, Any]) -> Iterator[Claim]:
 def _at_paper_size(paper: str) -> Iterator[Claim]:
     """Yield a paper's claims at its own size: paper_size.yaml, which says what its keys are.
 
-    Accuracies are those of peak models or own heads, where a method has them.
+    Accuracies are of peak models or own heads, where a method has them.
     """
     declared = _content(HERE / "paper_size.yaml").get(paper, {"cells": []})
     for cell in declared["cells"]:

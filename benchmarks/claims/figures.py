@@ -222,7 +222,7 @@ def shared_classes(runs: Runs) -> float:
 
 
 def found(runs: Runs) -> float:
-    """Percentage of the peers whose largest weights are those of their group, after the last round."""
+    """Percentage of the peers whose largest weights belong to peers of their group, after the last round."""
     return only(runs).last("right")
 
 
@@ -323,7 +323,7 @@ def memes_above(runs: Runs) -> float:
 
 
 def above_last(runs: Runs) -> float:
-    """DFML's last accuracy minus ANL-KD's of the regular models: its peak models are those of its first round."""
+    """DFML's last accuracy minus ANL-KD's of the regular models: its peak models are from its first round."""
     return final(runs["dfml"]) - runs["anl-kd"].last()
 
 

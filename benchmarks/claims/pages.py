@@ -32,7 +32,7 @@ BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by mak
 
 
 AGAINST_LOCAL = {"reproduced": "above", "refuted": "below"}
-"""Words of the comparison, which is no paper's claim."""
+"""Words of the comparison, which is not a claim of a paper."""
 COLUMNS = (
     "",
     "accuracy",

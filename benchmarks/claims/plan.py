@@ -14,8 +14,8 @@ TUNING_SEED = 1000
 MOST_BEYOND = 3
 """Learning rates that a grid may get at each of its ends."""
 LEAST_GAIN = 0.25
-"""Points by which such a rate must be better than those of the grid, a little less than the standard error of the
-accuracies: else a rate could win by chance that is so high that training fails with other seeds."""
+"""Points by which such a rate must be better than the grid's rates, a little less than the standard error of the
+accuracies: else a rate that is too high could win by chance, and training would fail with other seeds."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _tried(settings: Settings, rates: Sequence[float], store: Store) -> dict[flo
 
 
 def _best(scores: Mapping[float, float], declared: Collection[float]) -> float:
-    """Return the best rate, the smaller of equal ones; rates beyond those of the grid have a handicap."""
+    """Return the best rate, the smaller of equal ones; rates beyond the grid have a handicap."""
     return max(scores, key=lambda rate: (scores[rate] - LEAST_GAIN * (rate not in declared), -rate))
 
 

@@ -35,7 +35,7 @@ class Identity:
 
     Attributes:
         key: hash of the settings.
-        files: those of the dataset, there or not.
+        files: the dataset's files, there or not.
         rounds, peers: for the ledger.
     """
 

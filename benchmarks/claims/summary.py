@@ -97,7 +97,7 @@ class Summary:
 
 
 def planned(tree: Mapping[str, Any]) -> PlannedRun:
-    """Check a run file of a claim, whose datasets may be those of the plug-in. Raises RunFileError."""
+    """Check a run file of a claim, whose datasets may come from the plug-in. Raises RunFileError."""
     named = json.dumps(tree["data"]["dataset"])
     plugins = [str(PLUGIN)] if "cifar10-part" in named or "held-out" in named else []
     return p2pfl.load({"name": "claim", "device": "cpu", "plugins": plugins, **tree})

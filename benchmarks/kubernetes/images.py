@@ -19,7 +19,7 @@ def _manifest(archive: Path) -> dict[str, Any]:
     try:
         with tarfile.open(archive, "r:") as tar:
             file = tar.extractfile(MANIFEST)
-            assert file is not None  # it is no folder
+            assert file is not None  # it is not a folder
             (image,) = json.load(file)
     except (OSError, tarfile.TarError, KeyError, ValueError) as error:
         text = "expected an archive of one image, as `docker save NAME --output FILE` writes it"

@@ -153,7 +153,7 @@ def hierarchies(root: Path = CGROUPS) -> list[Path]:
 
 
 def _give_cpus(group: Path) -> None:
-    """Let the group's processes run on all CPUs, with the weight of ten processes: it would have that of one."""
+    """Let the group's processes run on all CPUs, with the weight of ten processes instead of one."""
     for name, weight in (("cpu.shares", 10 * 1024), ("cpu.weight", 10 * 100)):
         if (group / name).exists():
             (group / name).write_text(str(weight))
@@ -177,7 +177,7 @@ def remove_cgroups(name: str, root: Path = CGROUPS) -> None:
 
 
 def remove_cgroups_of_killed(root: Path = CGROUPS) -> None:
-    """Remove the control groups of checks that were killed: those of processes that no longer exist."""
+    """Remove the control groups of killed checks, whose processes no longer exist."""
     names = {path.name for hierarchy in hierarchies(root) for path in hierarchy.iterdir()}
     for name in names:
         found = re.fullmatch(CGROUP.format("([0-9]+)"), name)

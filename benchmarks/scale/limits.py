@@ -15,7 +15,7 @@ MOST = 10_000_000
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a host; the defaults are those of Linux without any configuration.
+    """Limits of a host; the defaults are the limits of Linux without any configuration.
 
     Attributes:
         memory: bytes.

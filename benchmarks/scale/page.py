@@ -225,7 +225,7 @@ def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
 def virtual_table(virtual: Sequence[Mapping[str, Any]], model: Model, whole: Sequence[Record]) -> str:
     """Return what `p2pfl simulate --virtual` predicts, what the model does, and figures if there was such a launch.
 
-    Hosts that are namespaces share this machine's cores, so that their seconds are not those of hosts.
+    Hosts that are namespaces share this machine's cores, so their seconds differ from the seconds of real hosts.
     """
     columns = (
         "virtual / model / measured", "hosts", "s a round", "s until all are in round 1", "connections a host",

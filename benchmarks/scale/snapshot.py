@@ -72,7 +72,7 @@ def process(pid: int, tcp: Mapping[int, str], unix: set[int], proc: Path = Path(
     """Return what one process holds: counts, and bytes of memory.
 
     Args:
-        tcp, unix: those of its network namespace.
+        tcp, unix: sockets of its network namespace.
 
     Raises:
         OSError: the process has ended.
@@ -104,7 +104,7 @@ def process(pid: int, tcp: Mapping[int, str], unix: set[int], proc: Path = Path(
 
 
 def host(folder: Path, peers: Mapping[int, int], warm: int | None) -> tuple[list[Figures], Figures]:
-    """Return the figures of each peer on a host, and those of all processes of the run there."""
+    """Return the figures of each peer on a host, and the figures of all processes of the run there."""
     some = next(iter(peers.values()))
     tcp, unix = tcp_states(some), unix_sockets(some)
     each = [{**process(pid, tcp, unix), **files(folder / "peers" / f"{peer:02d}")} for peer, pid in peers.items()]
