@@ -9,7 +9,6 @@ it hardly depends on what else the machine does.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pty
@@ -24,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+import click
 import psutil
 
 from benchmarks.bench import measuring
@@ -104,32 +104,33 @@ def _scrape(url: str) -> None:
             time.sleep(1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, default=Path("topologies/mesh20.yaml"))
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--only", choices=[name for name in OPTIONS if name != "plain"], action="append")
-    given = parser.parse_args()
-    names = given.only or [name for name in OPTIONS if name != "plain"]
+@click.command(help=__doc__)
+@click.option("--file", default="topologies/mesh20.yaml", show_default=True, type=click.Path(path_type=Path))
+@click.option("--rounds", default=60, show_default=True)
+@click.option("--pairs", default=5, show_default=True)
+@click.option("--only", multiple=True, type=click.Choice([name for name in OPTIONS if name != "plain"]))
+def main(file: Path, rounds: int, pairs: int, only: tuple[str, ...]) -> None:
+    names = only or [name for name in OPTIONS if name != "plain"]
     ratios: dict[str, list[list[float]]] = {name: [] for name in names}
     plain: list[tuple[float, float, float, float]] = []
-    for pair in range(given.pairs):
+    for pair in range(pairs):
         # Every second time in reverse order, so that a drift of the machine's speed cancels.
         for name in names:
             runs = ["plain", name] if pair % 2 == 0 else [name, "plain"]
-            found = {run: launch(given.file, given.rounds, OPTIONS[run]) for run in runs}
+            found = {run: launch(file, rounds, OPTIONS[run]) for run in runs}
             plain.append(found["plain"])
             one, other = found["plain"], found[name]
             ratios[name].append([other[k] / one[k] for k in range(3)] + [other[3] / other[2]])
-            print(name, *(f"{ratio:.3f}" for ratio in ratios[name][-1]), file=sys.stderr, flush=True)
-    print(f"{'ratio to a plain run':24} {'run':>7} {'command':>8} {'CPU':>7} {'own CPU':>8}   ({given.pairs} pairs)")
+            click.echo(" ".join([name, *(f"{ratio:.3f}" for ratio in ratios[name][-1])]), err=True)
+    click.echo(f"{'ratio to a plain run':24} {'run':>7} {'command':>8} {'CPU':>7} {'own CPU':>8}   ({pairs} pairs)")
     for name, rows in ratios.items():
         middle = [median(column) for column in zip(*rows, strict=True)]
-        print(f"{name:24} {middle[0]:7.3f} {middle[1]:8.3f} {middle[2]:7.3f} {middle[3]:8.4f}")
+        click.echo(f"{name:24} {middle[0]:7.3f} {middle[1]:8.3f} {middle[2]:7.3f} {middle[3]:8.4f}")
     spread = [max(column) / min(column) for column in list(zip(*plain, strict=True))[:3]]
-    print(f"{'plain, slowest/fastest':24} {spread[0]:7.3f} {spread[1]:8.3f} {spread[2]:7.3f}")
-    print(f"a plain run: {median(row[0] for row in plain):.1f} s, {median(row[2] for row in plain):.1f} s of CPU")
+    click.echo(f"{'plain, slowest/fastest':24} {spread[0]:7.3f} {spread[1]:8.3f} {spread[2]:7.3f}")
+    click.echo(
+        f"a plain run: {median(row[0] for row in plain):.1f} s, {median(row[2] for row in plain):.1f} s of CPU"
+    )
 
 
 if __name__ == "__main__":
