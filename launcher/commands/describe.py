@@ -208,7 +208,8 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     weights, those after the last complete round as edges. Of a time-varying graph, edges and degrees are those of its
     connections, the union over all rounds, and the picture shows the spectral gap over time.
     """
-    from launcher.views.describe import describe_graph, describe_over_time, draw_over_time
+    from launcher.report.drawings import draw_over_time
+    from launcher.views.describe import describe_graph, describe_over_time
     from p2pfl.run_file.load import load
     from p2pfl.run_folder.folder import RunFolder
 
@@ -243,7 +244,7 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
 
 def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
     """Draw the graph, with groups if the data is on this host, and the weights of a run if there are any."""
-    from launcher.views.graph_picture import draw_graph
+    from launcher.report.drawings import draw_graph
     from p2pfl.api import RecordedRun
     from p2pfl.errors import MissingExtra, RunFileError, RunFolderError
     from p2pfl.session.build import load_data
@@ -305,7 +306,8 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
 
     Consecutive peers with equal numbers share a row. Then come the names of the classes, if they have any.
     """
-    from launcher.views.partition import class_rows, describe, draw, rows
+    from launcher.report.drawings import draw_partition
+    from launcher.views.partition import class_rows, describe, rows
     from p2pfl.run_file.load import load
     from p2pfl.run_folder.folder import RunFolder
     from p2pfl.session.build import check_models, load_data
@@ -316,7 +318,7 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
         echo(f"warning: {remark}", err=True)
     described = describe(run, *loaded)
     if png is not None:
-        draw(described, png)
+        draw_partition(described, png)
         echo(f"wrote {png}", err=True)
     if as_json:
         echo(json.dumps(described))

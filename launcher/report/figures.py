@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.comparison.groups import Group
@@ -71,7 +71,7 @@ def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
     }
     figures.add(plots.drawing(groups, learned=learned), nodes=nodes)
     if not learned:
-        figures.tables["edges"] = _edges(strength, places)
+        figures.tables["edges"] = edge_table(strength, places)
 
 
 def _blocks(run: Collected) -> dict[str, list[Any]]:
@@ -82,14 +82,17 @@ def _blocks(run: Collected) -> dict[str, list[Any]]:
     return {"first": [peers[0] for peers in ends.values()], "last": [peers[-1] for peers in ends.values()]}
 
 
-def _edges(strength: dict[tuple[int, int], int], places: dict[int, tuple[float, float]]) -> dict[str, list[Any]]:
-    both: dict[tuple[int, int], int] = {}
+def edge_table(
+    strength: Mapping[tuple[int, int], float], places: Mapping[int, tuple[float, float]], most: float | None = None
+) -> dict[str, list[Any]]:
+    """Return the strongest edges; as wide as the sum of both directions is large, compared with ``most``."""
+    both: dict[tuple[int, int], float] = {}
     for (a, b), count in strength.items():
         if a != b and a in places and b in places:
             pair = min(a, b), max(a, b)
             both[pair] = both.get(pair, 0) + count
     strongest = sorted(both.items(), key=lambda item: -item[1])[:MAX_EDGES]
-    most = strongest[0][1] if strongest else 1
+    most = most or (strongest[0][1] if strongest else 1)
     ends = [(*places[a], *places[b]) for (a, b), _ in strongest]
     names = ("x", "y", "x2", "y2")
     table: dict[str, list[Any]] = {name: [rounded(end[k], 4) for end in ends] for k, name in enumerate(names)}
@@ -121,13 +124,8 @@ def layout(order: Sequence[int], strength: dict[tuple[int, int], int]) -> dict[i
 def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
     learned = run.learned
     if learned.partition is not None:
-        rows = [
-            (peer["peer"], peer["group"], learned.name(int(label)), count)
-            for peer in learned.partition["peers"]
-            for label, count in peer["classes"].items()
-        ]
-        table = {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
         labels = [learned.name(label) for label in range(learned.partition["dataset"]["classes"])]
+        table = partition_table(learned.partition["peers"], labels)
         figures.add(plots.partition(run.order, labels, groups), partition=table)
     if learned.confusion:
         figures.add(*_confusion(run))
@@ -144,6 +142,16 @@ def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
             by["group"] = ("group", groups)
         labels = [learned.name(label) for label in learned.points["label"]]
         figures.add(plots.points(by), points={**learned.points, "group": groups_of, "label": labels})
+
+
+def partition_table(peers: Iterable[Mapping[str, Any]], labels: Sequence[str | int]) -> dict[str, list[Any]]:
+    """Return the training samples of each peer by class; ``labels``: what to call the classes."""
+    rows = [
+        (peer["peer"], peer["group"], labels[int(label)], count)
+        for peer in peers
+        for label, count in peer["classes"].items()
+    ]
+    return {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
 
 
 def _confusion(run: Collected) -> tuple[charts.Chart]:
