@@ -171,7 +171,7 @@ def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
             console.print(further)
     if several:
         console.print()
-        console.print(different_tests(sets, differing(members)), style="dim")
+        console.print(different_tests(differing(members)), style="dim")
     warned = differences(members)
     for key, values in warned.items():
         echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)

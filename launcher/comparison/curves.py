@@ -29,19 +29,12 @@ class Point:
     seconds: float
 
 
-def curve(folder: RunFolder, masked: bool, as_recorded: bool) -> list[Point]:
-    """Return the curve of a run, by round.
-
-    Args:
-        masked: of the accuracies where only the scores of local classes count.
-        as_recorded: ``masked`` is what the run file says.
-    """
+def curve(folder: RunFolder, masked: bool) -> list[Point]:
+    """Return the curve of a run by round; ``masked``: only the scores of local classes count."""
     # Not whole records: with many neighbors they are large.
     rounds: dict[int, list[tuple[PeerId, int, float, float | None]]] = defaultdict(list)
     for record in records.read(folder):
         accuracy = record.accuracy_with(masked=masked)
-        if accuracy is None and as_recorded:  # an earlier version of p2pfl
-            accuracy = record.accuracy
         rounds[record.t].append((record.peer, record.bytes_sent, record.elapsed, accuracy))
     points = []
     accuracies: dict[PeerId, float] = {}

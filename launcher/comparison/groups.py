@@ -140,10 +140,9 @@ def group(members: Sequence[Member], masked: bool = False) -> list[Group]:
     found: dict[str, list[Member]] = {}
     datasets: dict[str, str] = {}
     for member in members:
-        # Without nulls: an earlier version of p2pfl may not know a key whose default is null.
+        # Without nulls: another version of p2pfl may not have a key whose default is null.
         values = {key: value for key, value in member.values.items() if value is not None}
-        # Likewise, runs with an unknown dataset count to the first ones that have the same run file.
-        dataset = values.pop(DATASET, None)
+        dataset = values.pop(DATASET, None)  # unknown until a peer has started: then the run file decides
         key = json.dumps(values, sort_keys=True, default=str)
         if dataset is not None and datasets.setdefault(key, dataset) != dataset:
             key += dataset
@@ -204,8 +203,8 @@ def differences(runs: Sequence[Mapping[str, Any]], absent: Any = None) -> dict[s
 def varied(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the keys in which runs differ, as ``differences`` does, besides those that follow from others.
 
-    A parameter that only some runs have is no difference by itself if the name of what it belongs to differs. Nor is
-    the hash of the dataset that a run of an earlier version lacks, or that differs because of another key.
+    A parameter that only some runs have follows from the name of what it belongs to. The hash of the dataset follows
+    from the keys of the dataset; a run that lacks it has not started.
     """
     keys = dict.fromkeys(key for run in runs for key in run)
     found = {}

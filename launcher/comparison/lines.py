@@ -14,7 +14,6 @@ from rich.table import Table
 from launcher import formatting
 from launcher.comparison import groups
 from launcher.comparison.groups import Member, common_mask
-from launcher.errors import CompareError
 from launcher.facts.summary import MetricSpread, Spread
 from launcher.formatting.flat import flatten
 
@@ -34,7 +33,7 @@ class Line:
         finished: number of peers that finished.
         masked: ``accuracy`` and ``extra_metrics`` count only the scores of local classes.
         metrics: those that the run file names; none if they are of the other scores.
-        other_accuracy: the one of both that ``accuracy`` is not; None if it was not recorded.
+        other_accuracy: the unmasked one if ``masked``, else the masked one.
         best: None if the run recorded it for the other accuracy.
         bytes_sent: by all peers, including headers.
         seconds: from the request for the peers to the last exit; the time of the slowest peer if not measured.
@@ -63,7 +62,7 @@ def lines(members: Sequence[Member], masked: bool | None = None) -> list[Line]:
         masked: compare the masked or the unmasked accuracies; None: as the runs' ``masked_test`` says.
 
     Raises:
-        CompareError: the runs differ in ``masked_test``, or one did not record the accuracy that is asked for.
+        CompareError: the runs differ in ``masked_test``.
     """
     if masked is None:
         masked = common_mask(members, "give --masked or --unmasked to compare the same one of all runs")
@@ -79,11 +78,6 @@ def _line(member: Member, masked: bool) -> Line:
     accuracy, extra_metrics = chosen.pop("personal", None), chosen
     if as_recorded:
         accuracy, extra_metrics = summary.accuracy, summary.extra_metrics
-    elif accuracy is None and summary.accuracy is not None:
-        raise CompareError(
-            f"{summary.run}: has no {'masked' if masked else 'unmasked'} accuracies: an earlier version of p2pfl "
-            f"recorded it; `p2pfl evaluate {summary.run}` shows both"
-        )
     return Line(
         run=summary.run,
         algorithm=summary.algorithm,

@@ -48,7 +48,7 @@ class GroupLine:
         bytes_sent, seconds: of one run.
         metrics: those that the run files name.
         versus: against the baseline; None for the baseline, and without common seeds or with another test set.
-        test_set: A, B, …: equal for groups that were tested on the same samples; with ``?`` if that is unknown.
+        test_set: A, B, …: equal for groups that were tested on the same samples.
     """
 
     name: str
@@ -122,8 +122,7 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
     runs: dict[int, _Run] = {}
     for member, line in zip(members, lines, strict=True):
         if line.finished:
-            as_recorded = bool(member.values["masked_test"]) == line.masked
-            runs[id(member)] = _Run(member, line, curves.curve(member.folder, line.masked, as_recorded))
+            runs[id(member)] = _Run(member, line, curves.curve(member.folder, line.masked))
     groups = group(members, lines[0].masked)
     baseline = find_baseline(groups, options.baseline)
     counted = list(runs.values())

@@ -136,7 +136,7 @@ def _one_line(text: str) -> str:
 def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     """Say what the numbers in the ``chosen`` columns mean, and which keys differ."""
     lines = results.lines
-    found = [different_tests([line.test_set for line in lines], results.other_tests)] if results.other_tests else []
+    found = [different_tests(results.other_tests)] if results.other_tests else []
     if any(len(line.seeds) > 1 for line in lines):
         found.append("±: standard deviation over seeds (n - 1).")
     if "worst" in chosen:
@@ -169,20 +169,12 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     return [_one_line(note) for note in found]
 
 
-def different_tests(names: Sequence[str], because: Sequence[str]) -> str:
-    """Say that rows do not rank each other.
-
-    Args:
-        names: of the rows' test sets, as ``test_sets.names`` returns them.
-        because: in what the rows differ.
-    """
-    text = (
+def different_tests(because: Sequence[str]) -> str:
+    """Say that rows do not rank each other, ``because`` they differ in these."""
+    return (
         f"Different test sets ({_short_list(because, ', ')}): rows were tested on different samples, so that their "
         "accuracies do not rank them; compare within a test set only."
     )
-    if any(name.endswith("?") for name in names):
-        text += " ?: may be that of other rows, as an earlier version of p2pfl has not recorded the samples."
-    return text
 
 
 def _having(found: Difference) -> str:

@@ -200,15 +200,6 @@ def settings(folder: RunFolder) -> dict[str, Any]:
     return plain
 
 
-def masked_test(run: Mapping[str, Any]) -> bool:
-    """Return whether a run's accuracies count the scores of local classes only, from the values of its run.yaml.
-
-    Earlier versions wrote null, which meant that L2C and meta-L2C did.
-    """
-    given: bool | None = run.get("masked_test")
-    return run["algorithm"]["name"] in ("l2c", "meta-l2c") if given is None else given
-
-
 def measured_seconds(folder: RunFolder) -> float | None:
     """Return the duration in summary.json; None if no launcher has measured one."""
     seconds: float | None = (read_json(folder.summary) or {}).get("seconds")
@@ -295,7 +286,7 @@ def _summary(
         run=str(folder.root),
         seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
         finished=all(peer.ended == "finished" for peer in peers),
-        masked_test=masked_test(run),
+        masked_test=bool(run.get("masked_test")),
         parts=None,
         peers=peers,
         accuracy=Spread.of(peer.accuracy for peer in peers),

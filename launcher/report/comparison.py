@@ -72,8 +72,7 @@ def _verdicts(groups: Sequence[Group], found: Sequence[several.Test]) -> str:
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
     if len(set(sets)) > 1:
-        because = differing([group.members[0] for group in groups])
-        remarks.append(("bad", different_tests(sets, because)))
+        remarks.append(("bad", different_tests(differing([group.members[0] for group in groups]))))
     left_out = sum(not member.counts for group in groups for member in group.members)
     if left_out:
         text = f"Results and tests leave out {left_out} of the runs: no peer of theirs has finished."

@@ -16,7 +16,7 @@ from launcher.comparison.curves import curve
 from launcher.comparison.groups import Member
 from launcher.comparison.tables import different_tests
 from launcher.comparison.test_sets import differing, names
-from launcher.facts.summary import masked_test, measured_seconds, settings, summarize
+from launcher.facts.summary import measured_seconds, settings, summarize
 from launcher.facts.sweep_folder import Point, SweepFolder
 from launcher.formatting import percent
 from launcher.sweep import space as spaces
@@ -171,7 +171,7 @@ class Search:
 
     def _curve(self, name: str) -> Any:
         folder = self._folder.run(name)
-        return curve(folder, masked_test(settings(folder)), as_recorded=True)
+        return curve(folder, bool(settings(folder).get("masked_test")))
 
     def not_started(self, name: str) -> None:
         self.halted = True  # the study still has the trial as running: continuing the search asks for it again
@@ -211,7 +211,7 @@ class Search:
         tested = [Member.of(self._folder.run(trial.user_attrs["run"]), None) for trial in done]
         test_sets = names([[member] for member in tested], any(member.values["masked_test"] for member in tested))
         if len(set(test_sets)) > 1:
-            return [f"no trial is called the best. {different_tests(test_sets, differing(tested))}"]
+            return [f"no trial is called the best. {different_tests(differing(tested))}"]
         best = done[0]
         name = best.user_attrs["run"]
         values: Mapping[str, str] = {

@@ -155,21 +155,6 @@ def test_compares_the_same_accuracy_of_runs_that_differ(
     assert head[3] == flag.removeprefix("--")
 
 
-def test_null_of_an_earlier_version_was_masked_for_l2c_only(make_folder: MakeFolder) -> None:
-    one, two = make_folder("one", results=peers(0.8)), make_folder("two", results=peers(0.6))
-    change(one, masked_test=None)
-    change(two, masked_test=None, algorithm={"name": "l2c"})
-    with pytest.raises(CompareError, match=r"one: false; .*two: true\)"):
-        lines([Member.of(one, None), Member.of(two, None)])
-
-
-def test_an_accuracy_that_was_not_recorded_is_an_error(make_folder: MakeFolder) -> None:
-    old = make_folder(results=peers(0.8, masked_accuracies={}, unmasked_accuracies={}))
-    assert lines([Member.of(old, None)])[0].other_accuracy is None
-    with pytest.raises(CompareError, match=r"has no masked accuracies: an earlier version .* `p2pfl evaluate "):
-        lines([Member.of(old, None)], masked=True)
-
-
 def test_narrow_terminal_breaks_names_of_runs_but_truncates_no_number(make_folder: MakeFolder) -> None:
     name = "my-study-20261122-211401"
     output = io.StringIO()

@@ -115,7 +115,7 @@ def test_labels_of_a_sweep_name_its_groups() -> None:
     assert names(*same) == ["lr=1", "lr=2"]
 
 
-def test_a_null_is_no_difference_from_a_key_that_an_earlier_version_did_not_have(make_folder: MakeFolder) -> None:
+def test_a_null_is_no_difference_from_a_key_that_another_version_does_not_have(make_folder: MakeFolder) -> None:
     old, new = make_folder("old"), make_folder("new")
     new.run_file.write_text(new.run_file.read_text() + "later: null\n")
     assert [len(part.members) for part in group([Member.of(old, None), Member.of(new, None)])] == [2]
@@ -182,26 +182,26 @@ RECORDS = [
 def test_a_curve_has_the_last_accuracies_the_bytes_and_the_slowest_peers_time(make_folder: MakeFolder) -> None:
     folder = make_folder()
     write_records(folder, RECORDS)
-    points = curves.curve(folder, masked=False, as_recorded=True)
+    points = curves.curve(folder, masked=False)
     assert [(p.rounds, p.bytes_sent, p.seconds) for p in points] == [(1, 200, 2.0), (2, 400, 5.0), (3, 600, 7.0)]
     assert [p.accuracy for p in points] == pytest.approx([0.2, 0.25, 0.6])
     assert curves.at_bytes(points, 599) == pytest.approx(0.25)
     assert curves.at_seconds(points, 7.0) == pytest.approx(0.6)
     assert curves.at_seconds(points, 1.9) is None
     assert (curves.rounds_to(points, 0.25), curves.rounds_to(points, 0.61)) == (2, None)
-    assert curves.curve(folder, masked=True, as_recorded=False)[0].accuracy == 1.0
+    assert curves.curve(folder, masked=True)[0].accuracy == 1.0
 
 
 def test_recorded_seconds_since_the_start_count_before_sums(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=1)
     write_records(folder, [record(0, 0, 0.1, 1.0, elapsed=10.0), record(0, 1, 0.2, 1.0, elapsed=30.0)])
-    assert [p.seconds for p in curves.curve(folder, masked=False, as_recorded=True)] == [10.0, 30.0]
+    assert [p.seconds for p in curves.curve(folder, masked=False)] == [10.0, 30.0]
 
 
 def test_a_record_without_its_round_is_left_out(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=1)
     write_records(folder, [{"peer": 0}, record(0, 1, 0.2, 1.0)])
-    assert [p.rounds for p in curves.curve(folder, masked=False, as_recorded=True)] == [2]
+    assert [p.rounds for p in curves.curve(folder, masked=False)] == [2]
 
 
 # ---- formats -----------------------------------------------------------------------------------------------
