@@ -134,8 +134,7 @@ def _copied(
             shutil.rmtree(into)  # make room for the other folders
             continue
         peers = [files.peer for files in copied.folder.peers()]
-        noun = "peer" if len(peers) == 1 else "peers"
-        report(f"{source}: {noun} {formatting.ids(peers, most=len(peers)) or 'none yet'}")
+        report(f"{source}: {formatting.peers(peers, most=len(peers)) if peers else 'peers none yet'}")
         yield copied
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.group import JSON, MASKED, FiniteNumber, open_all
-from launcher.formatting.console import echo, make_console
+from launcher.formatting.console import echo, make_console, make_table
 
 if TYPE_CHECKING:
     from launcher.comparison.groups import Member
@@ -192,15 +192,10 @@ def _show_json(
 
 
 def _show_groups(found: Results, columns: Sequence[str] | None) -> None:
-    from rich.table import Table
-
     from launcher.comparison.tables import page
 
     shown = page(found, columns)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for at, head in enumerate(shown.head):
-        left = at < shown.left
-        table.add_column(head, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    table = make_table(shown.head, [], left=shown.head[: shown.left])
     for at, row in enumerate(shown.rows):
         table.add_row(*row, style="bold" if shown.bold and at == shown.bold[0] else "")
     console = make_console()

@@ -357,7 +357,7 @@ def _run_and_print(
     metrics: tuple[str, int] | None,
 ) -> bool:
     """Return whether every peer has finished."""
-    from launcher.views.print_summary import failure_lines, print_summary
+    from launcher.views.print_summary import show_summary
     from launcher.watching import watching
 
     console = make_console(err=as_json)
@@ -365,12 +365,7 @@ def _run_and_print(
         console.print("importing torch and checking the run file", style="dim")  # takes seconds
     with watching(console, ui, metrics) as watched:
         folder, summary = backend(console, watched)
-    if as_json:
-        echo(json.dumps(summary.to_dict()))
-    else:
-        print_summary(summary, console)
-    for line in failure_lines(summary):
-        echo(line, err=True)
+    show_summary(summary, console, as_json=as_json)
     console.print(_report_line(folder), soft_wrap=True)
     if any(peer.ended == "stopped" for peer in summary.peers):
         where = ", in an allocation of Slurm," * (folder.info.get("hosts", {}).get("backend") == "slurm")

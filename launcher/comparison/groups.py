@@ -15,7 +15,6 @@ from launcher.facts.summary import Summary, current_summary, settings
 from launcher.facts.sweep_folder import Point
 from launcher.formatting.flat import flatten
 from launcher.formatting.labels import LONGEST_VALUE, short, value_text
-from p2pfl.errors import RunFolderError
 from p2pfl.options import did_you_mean
 from p2pfl.run_folder.folder import RunFolder
 
@@ -46,12 +45,9 @@ class Member:
     @classmethod
     def of(cls, folder: RunFolder, point: Point | None) -> Member:
         """Read a run, with its point in a sweep. Raises RunFolderError if it is damaged."""
-        try:
-            plain, summary = settings(folder), current_summary(folder)
-            compared = flatten({**plain, "masked_test": summary.masked_test})
-            values = {key: value for key, value in compared if key not in NOT_COMPARED}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
+        summary, plain = current_summary(folder), settings(folder)
+        compared = flatten({**plain, "masked_test": summary.masked_test})
+        values = {key: value for key, value in compared if key not in NOT_COMPARED}
         tested_on = {peer.peer: peer.tested_on for peer in summary.peers}
         if sha := next((found["dataset"] for found in tested_on.values() if found.get("dataset")), None):
             values[DATASET] = sha[:12]

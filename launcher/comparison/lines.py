@@ -15,6 +15,7 @@ from launcher import formatting
 from launcher.comparison import groups
 from launcher.comparison.groups import Member, common_mask
 from launcher.facts.summary import MetricSpread, Spread
+from launcher.formatting.console import make_table
 from launcher.formatting.flat import flatten
 
 S = TypeVar("S", Spread, MetricSpread)
@@ -115,34 +116,31 @@ def table(compared: Sequence[Line], test_sets: Sequence[str] | None = None) -> T
     Args:
         test_sets: of the lines, if they differ.
     """
-    differ = any(line.other_accuracy != line.accuracy for line in compared)
-    has_global = any(line.global_accuracy for line in compared)
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column("run", overflow="fold")  # the only column that a narrow terminal breaks into lines
-    result.add_column("algorithm", no_wrap=True)
-    if test_sets is not None:
-        result.add_column("test set")
     chosen, other = ("masked %", "unmasked %") if compared[0].masked else ("unmasked %", "masked %")
-    more = [*[other] * differ, *["global %"] * has_global]
-    columns = ("peers", chosen, "worst 10 %", "best %", *more, "messages", "sent", "time")
-    for column in columns:
-        result.add_column(column, justify="right", no_wrap=True)
-    for at, line in enumerate(compared):
-        result.add_row(
-            Path(line.run).name,
-            line.algorithm,
-            *([] if test_sets is None else [test_sets[at]]),
-            f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
-            _spread(line.accuracy),
-            formatting.percent(line.accuracy.worst_tenth) if line.accuracy else formatting.percent(None),
-            _spread(line.best),
-            *[_spread(line.other_accuracy)] * differ,
-            *[_spread(line.global_accuracy)] * has_global,
-            str(line.messages),
-            formatting.size(line.bytes_sent),
-            formatting.duration(line.seconds),
-        )
-    return result
+    rows = [
+        {
+            "run": Path(line.run).name,
+            "algorithm": line.algorithm,
+            "test set": test_sets[at] if test_sets else "",
+            "peers": f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
+            chosen: _spread(line.accuracy),
+            "worst 10 %": formatting.percent(line.accuracy.worst_tenth if line.accuracy else None),
+            "best %": _spread(line.best),
+            other: _spread(line.other_accuracy),
+            "global %": _spread(line.global_accuracy),
+            "messages": str(line.messages),
+            "sent": formatting.size(line.bytes_sent),
+            "time": formatting.duration(line.seconds),
+        }
+        for at, line in enumerate(compared)
+    ]
+    shown = {
+        "test set": test_sets is not None,
+        other: any(line.other_accuracy != line.accuracy for line in compared),
+        "global %": any(line.global_accuracy for line in compared),
+    }
+    head = [column for column in rows[0] if shown.get(column, True)]
+    return make_table(head, [[row[key] for key in head] for row in rows], left=("run", "algorithm", "test set"))
 
 
 def extra_metrics_table(compared: Sequence[Line]) -> Table | None:
@@ -164,23 +162,17 @@ def _by_metric(
     shown = [line for line in compared if metrics(line)]
     if not shown:
         return None
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column(heading)
-    for line in shown:
-        result.add_column(Path(line.run).name, justify="right", no_wrap=True)
-    for name in sorted({name for line in shown for name in metrics(line)}):
-        result.add_row(name, *(text(metrics(line).get(name)) for line in shown))
-    return result
+    names = sorted({name for line in shown for name in metrics(line)})
+    rows = [[name] for name in names]
+    for row in rows:
+        row += [text(metrics(line).get(row[0])) for line in shown]
+    return make_table([heading, *(Path(line.run).name for line in shown)], rows, left=[heading])
 
 
 def _plain_spread(spread: MetricSpread | None) -> str:
-    """Mean ± standard deviation of a metric that is no percentage."""
+    """Mean ± standard deviation of a metric, which is not a percentage."""
     return "–" if spread is None else f"{spread.mean:.4f} ± {spread.std:.4f}"
 
 
 def _spread(spread: Spread | None) -> str:
-    return (
-        formatting.percent(None)
-        if spread is None
-        else f"{formatting.percent(spread.mean)} ± {formatting.percent(spread.std)}"
-    )
+    return "–" if spread is None else f"{formatting.percent(spread.mean)} ± {formatting.percent(spread.std)}"

@@ -1,7 +1,7 @@
 """Which runs were tested on the same samples: accuracies of other samples do not rank them.
 
-Peers record hashes of their test samples, so the same data count as the same wherever they come from. Runs without any
-started peer are compared by the data and the partition of their run files.
+Peers record hashes of their test samples, so the same data count as the same wherever they come from. A run
+without any started peer is compared by the data and the partition of its run file.
 """
 
 from __future__ import annotations

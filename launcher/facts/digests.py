@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.facts.summary import settings
-from launcher.formatting import ids
+from launcher.formatting import peers
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder
 
@@ -36,10 +36,9 @@ class Unfinished:
     rounds: int
 
     def __str__(self) -> str:
-        noun = "peer" if len(self.peers) == 1 else "peers"
         done = f"{self.slowest}" if self.slowest == self.fastest else f"{self.slowest} to {self.fastest}"
         verb = "has" if len(self.peers) == 1 else "have"
-        return f"{noun} {ids(self.peers)} {verb} not finished ({done} of {self.rounds} rounds done)"
+        return f"{peers(self.peers)} {verb} not finished ({done} of {self.rounds} rounds done)"
 
 
 def unfinished(folder: RunFolder, among: Iterable[PeerId] | None = None) -> Unfinished | None:

@@ -207,11 +207,8 @@ def measured_seconds(folder: RunFolder) -> float | None:
 
 
 def is_final(folder: RunFolder) -> bool:
-    """Whether summary.json is that of a run whose peers have all finished."""
-    try:
-        return bool((read_json(folder.summary) or {}).get("finished"))
-    except RunFolderError:
-        return False
+    """Return whether all peers had finished when summary.json was written."""
+    return bool(written_summary(folder).get("finished"))
 
 
 def summarize(
@@ -246,14 +243,24 @@ def current_summary(folder: RunFolder) -> Summary:
     """Summarize what the peers have achieved so far, whoever started them; write nothing.
 
     A peer whose process lives has ``ended`` RUNNING.
+
+    Raises:
+        RunFolderError: the run file, run.json or a result is damaged.
     """
+    seconds = written_summary(folder).get("seconds")
     try:
-        written = read_json(folder.summary) or {}
-    except RunFolderError:
-        written = {}
-    seconds = written.get("seconds")
-    summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+        summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
     return _with_running(folder, summary, "died", "running on host")
+
+
+def written_summary(folder: RunFolder) -> dict[str, Any]:
+    """Return summary.json; nothing if there is none, or if it is damaged."""
+    try:
+        return read_json(folder.summary) or {}
+    except RunFolderError:
+        return {}
 
 
 def _with_running(folder: RunFolder, summary: Summary, *ended: str) -> Summary:

@@ -6,9 +6,6 @@ import json
 from collections.abc import Sequence
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
-
-import yaml
 
 from launcher import formatting
 from launcher.comparison.groups import Group, Member
@@ -18,6 +15,7 @@ from launcher.comparison.statistics import Statistic
 from launcher.comparison.tables import DASH, different_tests, percent_text
 from launcher.comparison.test_sets import differing
 from launcher.formatting.flat import flatten
+from launcher.formatting.labels import value_text
 from launcher.report import several
 from launcher.report.charts import Figures
 from launcher.report.page import document, escape, figure, findings, table, tiles
@@ -148,14 +146,13 @@ def _tests(found: Sequence[several.Test]) -> str:
         for test in found
     ]
     head = ["difference", "pairs", "points", "95 % interval", "p (t)", "p (t, Holm)", "p (Wilcoxon)"]
-    by_peers = any(test.unit == "peers" for test in found)
-    note = (
-        '<p class="quiet">With a single common seed, peers are paired; those of one run are not independent, '
-        "so p is too small: run more seeds.</p>"
-        if by_peers
-        else ""
-    )
-    return table("Differences in final accuracy, paired by seed", head, rows) + note
+    html = table("Differences in final accuracy, paired by seed", head, rows)
+    if any(test.unit == "peers" for test in found):
+        html += (
+            '<p class="quiet">With a single common seed, peers are paired; those of one run are not independent, '
+            "so p is too small: run more seeds.</p>"
+        )
+    return html
 
 
 def _p(value: float | None) -> str:
@@ -168,17 +165,8 @@ def _differences(members: Sequence[Member]) -> str:
     if not found:
         return "<p>Nothing: the run files are equal.</p>"
     names = [member.folder.root.name for member in members]
-    rows = [[key, *map(_value, values)] for key, values in found.items()]
+    rows = [[key, *(value_text(value, 80) for value in values)] for key, values in found.items()]
     return f'<div class="left">{table("A row for each key that differs", ["key", *names], rows)}</div>'
-
-
-def _value(value: Any) -> str:
-    text = (
-        value
-        if isinstance(value, str)
-        else yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
-    )
-    return text if len(text) < 80 else text[:79] + "…"
 
 
 def _runs(groups: Sequence[Group]) -> str:

@@ -10,6 +10,7 @@ from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
 from launcher.report.collect import Collected
 from launcher.report.history import PHASES
+from launcher.report.learned import MAX_CONFUSION
 from launcher.report.numbers import rounded
 
 MAX_EDGES = 1500
@@ -128,7 +129,7 @@ def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
         table = partition_table(learned.partition["peers"], labels)
         figures.add(plots.partition(run.order, labels, groups), partition=table)
     if learned.confusion:
-        figures.add(*_confusion(run))
+        figures.add(_confusion(run))
         confusion = confusion_table(run)
         named = {key: [learned.name(label) for label in confusion[key]] for key in ("true", "said")}
         figures.tables["confusion"] = confusion | named
@@ -154,17 +155,15 @@ def partition_table(peers: Iterable[Mapping[str, Any]], labels: Sequence[str | i
     return {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
 
 
-def _confusion(run: Collected) -> tuple[charts.Chart]:
+def _confusion(run: Collected) -> charts.Chart:
     found = run.learned.confusion
     labels = sorted({label for rows in found.values() for true, said, _ in rows for label in (true, said)})
     single, named = shown_confusions(run), [run.learned.name(label) for label in labels]
-    return (plots.confusion(named, {"all peers": -1, **{f"peer {peer}": peer for peer in single}}),)
+    return plots.confusion(named, {"all peers": -1, **{f"peer {peer}": peer for peer in single}})
 
 
 def shown_confusions(run: Collected) -> list[int]:
-    """The peers whose own matrices the page holds: as many as there is room for."""
-    from launcher.report.learned import MAX_CONFUSION
-
+    """The peers whose matrices the page holds: as many as there is room for."""
     shown, cells = [], 0
     for peer, rows in sorted(run.learned.confusion.items()):
         cells += len(rows)
@@ -224,6 +223,6 @@ def of_several(groups: Sequence[Group]) -> Figures:
     rows = [row for group in groups for row in several.curve(group)]
     if rows:
         names = [group.title for group in groups]
-        table = {key: [rounded(row[key]) if key not in ("name",) else row[key] for row in rows] for key in rows[0]}
+        table = {key: [row[key] if key == "name" else rounded(row[key]) for row in rows] for key in rows[0]}
         figures.add(charts.compared(names), compared=table)
     return figures

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from launcher import formatting
 from launcher.facts.processes import RUNNING
 from launcher.facts.skipped import skipped_lines
 from launcher.facts.summary import Summary
-from launcher.formatting import duration, ids, percent
+from launcher.formatting import duration, percent
 from launcher.report.history import History, means
 from launcher.report.learned import Learned
 from launcher.views.print_summary import restarted
@@ -23,8 +24,6 @@ FEW_POINTS = 0.10
 """Accuracy below the median, at least, of a peer that is called inaccurate; and three times the usual deviation."""
 LITTLE_WEIGHT = 0.5
 """Fraction of the usual weight that a peer receives from the others, below which it is called isolated."""
-
-
 OLD = 2.0
 """Times the median age of a peak model from which on it is called old."""
 
@@ -61,8 +60,10 @@ def _ended(summary: Summary, history: History) -> list[Finding]:
             when = f", {duration(at[peer.peer])} after the start" if peer.peer in at else ""
             ways.setdefault(f"{peer.ended}, after {peer.rounds_done} rounds{when}", []).append(peer.peer)
     running = [peer.peer for peer in summary.peers if peer.ended == RUNNING]
-    still = [Finding("look", f"{_peers(running)}: still running; this is what is recorded so far.")] * bool(running)
-    return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()] + still
+    found = [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()]
+    if running:
+        found.append(Finding("look", f"{_peers(running)}: still running; this is what is recorded so far."))
+    return found
 
 
 def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Finding]:
@@ -210,7 +211,7 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
 
 def _restarted(summary: Summary) -> list[Finding]:
     text = restarted(summary.peers)
-    return [Finding("look", f"{text[0].upper()}{text[1:]}.")] if text else []
+    return [Finding("look", f"{text.capitalize()}.")] if text else []
 
 
 def _stale(history: History) -> list[Finding]:
@@ -252,12 +253,12 @@ def _progress(history: History) -> list[Finding]:
     level_from = next(i for i in range(len(values)) if all(abs(v - values[-1]) <= 0.01 for v in values[i:]))
     if len(values) < LEAST_EVALUATIONS or level_from >= len(values) - fifth:
         return []
-    # A mean that a broken peer spoils is no good news.
+    # A level mean that a broken peer spoils needs a look.
     kind = "good" if curve[-1]["std"] < FEW_POINTS else "look"
     when = f"since round {int(curve[level_from]['t'])}, after {duration(curve[level_from]['seconds'])}"
     return [Finding(kind, f"The mean accuracy has been level at {percent(values[-1])} % {when}.")]
 
 
 def _peers(peers: Mapping[int, object] | list[int], *, inner: bool = False) -> str:
-    noun = "peer" if len(peers) == 1 else "peers"
-    return f"{noun if inner else noun.capitalize()} {ids(peers)}"
+    text = formatting.peers(peers)
+    return text if inner else text.capitalize()

@@ -23,6 +23,7 @@ from launcher.sweep import space as spaces
 from launcher.sweep.grid import run_name
 from launcher.sweep.jobs import Job
 from launcher.sweep.plan import plan_trial
+from launcher.sweep.runner import Source
 from p2pfl.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _optuna() -> Any:
     return optuna
 
 
-class Search:
+class Search(Source):
     """The trials of a search, as the runs of a sweep."""
 
     def __init__(self, folder: SweepFolder) -> None:

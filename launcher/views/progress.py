@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -28,18 +28,20 @@ LINE_INTERVAL = 10.0
 """Seconds after which to print a line; one is also printed after each tenth of the rounds."""
 
 
-class Progress(Protocol):
+class Progress(ABC):
     """A display of a running run."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return None
 
+    @abstractmethod
     def update(self, snapshot: Snapshot) -> None:
         """Show the state of the run; called several times a second."""
 
+    @abstractmethod
     def print(self, line: str) -> None:
         """Print a permanent line."""
 
@@ -105,7 +107,7 @@ class Display:
             self._due = time.monotonic() + max(UPDATE_INTERVAL, (time.thread_time() - began) / MAX_LOAD)
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """Four lines that are updated in place."""
 
     def __init__(self, console: Console) -> None:
@@ -116,9 +118,7 @@ class LiveProgress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def update(self, snapshot: Snapshot) -> None:
@@ -140,7 +140,7 @@ class LiveProgress:
         self._live.console.print(line)
 
 
-class LineProgress:
+class LineProgress(Progress):
     """A line after each tenth of the rounds, and after LINE_INTERVAL without one."""
 
     def __init__(self, console: Console) -> None:
@@ -148,14 +148,6 @@ class LineProgress:
         self._console = console
         self._tenths = 0
         self._last = self._clock.began
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def update(self, snapshot: Snapshot) -> None:
         tenths = int(10 * snapshot.fraction)

@@ -35,7 +35,7 @@ def render(status: RunStatus, height: int | None = None) -> RenderableType:
     if height is not None:
         shown = most_urgent(status, max(MIN_ROWS, height - len(lines) - 4))
         hidden = len(status.peers) - len(shown)
-        more = [f"… and {hidden} peers more that are further ahead"] * bool(hidden)
+        more = [f"… and {hidden} more peers that are further ahead"] if hidden else []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     whole = height is None
     columns = ("peer", "state", "round", "done", "acc %", "waits for", "for", "sent", "recv", "memory", "queues")
@@ -106,15 +106,12 @@ def _lines(status: RunStatus) -> list[str]:
     for hold in long[:MAX_HOLDS]:
         edges = ", ".join(f"{source} → {receiver}" for source, receiver in hold.edges[:4])
         more = ", …" if len(hold.edges) > 4 else ""
-        noun = "peer" if len(hold.peers) == 1 else "peers"
-        lines.append(
-            f"peer {hold.source} ({hold.why}) holds up {noun} {formatting.ids(hold.peers)}: edge {edges}{more}"
-        )
+        lines.append(f"peer {hold.source} ({hold.why}) holds up {formatting.peers(hold.peers)}: edge {edges}{more}")
     if len(long) > MAX_HOLDS:
         lines.append(f"… and {len(long) - MAX_HOLDS} more")
     if short := [hold.source for hold in status.holds if hold not in long]:
-        noun, verb = ("peer", "holds") if len(short) == 1 else ("peers", "hold")
-        lines.append(f"{noun} {formatting.ids(short)} {verb} up others, for less than {ORDINARY:.0f} s")
+        verb = "holds" if len(short) == 1 else "hold"
+        lines.append(f"{formatting.peers(short)} {verb} up others, for less than {ORDINARY:.0f} s")
     known = {line.peer for line in status.peers}  # others may be on other hosts
     if known and all(_has_sent_all(line) and known.issuperset(line.waiting_for) for line in status.peers):
         logs = f"p2pfl logs {status.run} --level warning"
