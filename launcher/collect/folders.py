@@ -27,13 +27,6 @@ RUN_FILES = ("run.yaml", "run.json")
 PEER_FILES = ("peer.log", "peer.log.1", "metrics.jsonl", "chaos.jsonl", "output.log", "status.json", "result.json")
 """In the order of copying: a copied status of a finished peer comes with its result."""
 CHECKPOINTS = ("checkpoint-previous.pt", "checkpoint.pt")
-COPY = {
-    "container": "docker cp CONTAINER:/run/p2pfl/. COPY",
-    "compose": "docker cp CONTAINER:/run/p2pfl/. COPY",
-    "pod": "kubectl cp -c peer NAMESPACE/POD:/run/p2pfl COPY",
-    "k8s": "kubectl cp -c peer NAMESPACE/POD:/run/p2pfl COPY",
-}
-"""The command that copies a run folder from what follows the prefix."""
 
 
 def run_folders(text: str) -> list[Path]:
@@ -49,12 +42,11 @@ def run_folders(text: str) -> list[Path]:
 
 
 def reject_remote(text: str) -> None:
-    """Raise CollectError with the command to copy the files if ``text`` is HOST:FOLDER or the like, and no path."""
-    scheme, colon, rest = text.partition(":")
-    if not colon or "/" in scheme or os.path.exists(text):
-        return
-    command = COPY.get(scheme, f"rsync -a {scheme}:{rest.rstrip('/') or 'FOLDER'}/ COPY")
-    raise CollectError(f"{text}: not on this host; copy it first: {command}; then collect from the folder COPY")
+    """Raise CollectError with the command to copy the files if ``text`` is HOST:FOLDER."""
+    host, colon, folder = text.partition(":")
+    if colon and "/" not in host and not os.path.exists(text):
+        command = f"rsync -a {host}:{folder.rstrip('/') or 'FOLDER'}/ COPY"
+        raise CollectError(f"{text}: not on this host; copy it first: {command}; then collect from the folder COPY")
 
 
 def _search(root: Path, depth: int) -> Iterator[Path]:

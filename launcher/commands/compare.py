@@ -36,17 +36,13 @@ class Fraction(click.ParamType[float]):
         except ValueError:
             found = -1.0
         if not 0 < found <= 1:
-            self.fail(f"{text!r} is no accuracy; expected a fraction above 0 such as 0.8, or 80%", param, ctx)
+            self.fail(f"{text!r} is not an accuracy; expected a fraction above 0 such as 0.8, or 80%", param, ctx)
         return found
 
 
-class Columns(click.ParamType[tuple[str, ...]]):
-    """Names of columns, separated by commas."""
-
-    name = "columns"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        return tuple(name.strip() for name in str(value).split(","))
+def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Parse names of columns, separated by commas."""
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 @click.command()
@@ -73,7 +69,7 @@ class Columns(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--columns",
     metavar="NAME,…",
-    type=Columns(),
+    callback=_names,
     help="Only these, in this order: seeds, accuracy, worst, rounds, at-bytes, at-time, sent, time, difference, p, "
     "or metrics of the run files.",
 )

@@ -119,52 +119,44 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         CompareError: there is no such baseline, or metric.
         RunFolderError: records are damaged.
     """
-    runs: dict[int, _Run] = {}
-    for member, line in zip(members, lines, strict=True):
-        if line.finished:
-            runs[id(member)] = _Run(member, line, curves.curve(member.folder, line.masked))
+    counted = {
+        id(member): _Run(member, line, curves.curve(member.folder, line.masked))
+        for member, line in zip(members, lines, strict=True)
+        if line.finished
+    }
     groups = group(members, lines[0].masked)
-    baseline = find_baseline(groups, options.baseline)
-    counted = list(runs.values())
-    # A run that sends nothing needs no bytes for its accuracy.
-    sent = [run.points[-1].bytes_sent for run in counted if run.points and run.points[-1].bytes_sent]
-    took = [run.points[-1].seconds for run in counted if run.points]
+    runs = [[counted[id(member)] for member in part.members if id(member) in counted] for part in groups]
+    baseline = groups.index(find_baseline(groups, options.baseline))
+    ends = [run.points[-1] for run in counted.values() if run.points]
+    sent = [end.bytes_sent for end in ends if end.bytes_sent]  # a run that sends nothing needs no bytes
+    took = [end.seconds for end in ends]
     budgets = (
         min(sent, default=None) if options.at_bytes is None else options.at_bytes,
         min(took, default=None) if options.at_seconds is None else options.at_seconds,
     )
-    metrics = dict.fromkeys(name for run in counted for name in run.line.metrics)
+    metrics = dict.fromkeys(name for run in counted.values() for name in run.line.metrics)
     if options.metric is not None and not metrics:
         raise CompareError(
             f"--metric {options.metric}: no run has metrics; they are recorded for the scores of masked_test only"
         )
     if options.metric is not None and options.metric not in metrics:
         raise CompareError(unknown(options.metric, metrics, "metric"))
-    figures = {
-        id(part): _tested(options.metric, [runs[id(m)] for m in part.members if id(m) in runs]) for part in groups
-    }
-    others = [part for part in groups if part is not baseline]
-    compared = [
-        compare(figures[id(part)], figures[id(baseline)], options.test)
-        if part.test_set == baseline.test_set
+    figures = [_tested(options.metric, of) for of in runs]
+    versus = [
+        compare(figures[at], figures[baseline], options.test)
+        if at != baseline and part.test_set == groups[baseline].test_set
         else None
-        for part in others
+        for at, part in enumerate(groups)
     ]
-    adjusted = holm([None if found is None else found.p for found in compared])
-    versus = {
-        id(part): None if found is None else replace(found, adjusted=p)
-        for part, found, p in zip(others, compared, adjusted, strict=True)
-    }
+    adjusted = holm([found and found.p for found in versus])
+    versus = [found and replace(found, adjusted=p) for found, p in zip(versus, adjusted, strict=True)]
     return Results(
         masked=lines[0].masked,
         lines=[
-            replace(
-                _line(part, [runs[id(member)] for member in part.members if id(member) in runs], budgets, options),
-                versus=versus.get(id(part)),
-            )
-            for part in groups
+            replace(_line(part, of, budgets, options), versus=found)
+            for part, of, found in zip(groups, runs, versus, strict=True)
         ],
-        baseline=baseline.name,
+        baseline=groups[baseline].name,
         metric=options.metric,
         test=options.test,
         target=options.target,

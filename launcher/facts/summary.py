@@ -51,7 +51,7 @@ from launcher.facts.processes import RUNNING, is_alive, outcome
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
 from p2pfl.run_folder.files import read_json, write_json
-from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
+from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder, Status
 
 if TYPE_CHECKING:
     from p2pfl.messaging.topology import Topology
@@ -321,32 +321,32 @@ def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
 
 
 def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> PeerSummary:
-    result, status = files.result(), files.status()
+    result, known = files.result(), files.status() or Status(files.peer, 0)
     sent, received = (_total(result.sent), _total(result.received)) if result else ([0, 0, 0], [0, 0, 0])
-    last = result or status
+    last = result or known
     return PeerSummary(
         peer=files.peer,
         model=result.model if result else "",
         group=result.group if result else None,
-        rounds_done=last.rounds_done if last else 0,
+        rounds_done=last.rounds_done,
         digest=result.digest if result else "",
-        accuracy=last.accuracy if last else None,
+        accuracy=last.accuracy,
         best=result.best if result else None,
         best_round=result.best_round if result else None,
         global_accuracy=result.global_accuracy if result else None,
-        bytes_out=sent[1] + sent[2] if result else status.bytes_out if status else 0,
-        bytes_in=received[1] + received[2] if result else status.bytes_in if status else 0,
-        messages_out=sent[0] if result else status.messages_out if status else 0,
+        bytes_out=sent[1] + sent[2] if result else known.bytes_out,
+        bytes_in=received[1] + received[2] if result else known.bytes_in,
+        messages_out=sent[0] if result else known.messages_out,
         missing=result.missing if result else 0,
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
-        skipped=last.skipped if last else {},
-        restarts=max(status.starts - 1 - status.resumes, 0) if status else 0,
+        skipped=last.skipped,
+        restarts=max(known.starts - 1 - known.resumes, 0),
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
         cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),
         log=str(files.log),
-        tested_on=last.tested_on if last else {},
+        tested_on=last.tested_on,
     )
 
 

@@ -24,12 +24,12 @@ from launcher.commands import sweep as sweep_command
 from launcher.errors import CompareError, SweepError
 from launcher.facts.sweep_folder import Point, Sweep, SweepFolder
 from launcher.sweep import runner, search
-from launcher.sweep.display import Pace, SweepDisplay
+from launcher.sweep.display import LEAST_RUNS, SweepDisplay
 from launcher.sweep.jobs import Job
 from launcher.sweep.memory import MARGIN, Estimate
 from launcher.sweep.runner import Progress, Queue, Runner
 from launcher.sweep.search import Search
-from launcher.views.progress import LINE_INTERVAL
+from launcher.views.progress import LINE_INTERVAL, Clock
 from p2pfl.errors import WriteError
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -389,12 +389,17 @@ def test_an_incomplete_run_folder_is_deleted_before_its_run_starts(folder: Sweep
 # ---- progress ----------------------------------------------------------------------------------------------
 
 
-def test_time_left_is_estimated_from_what_this_sweep_has_done() -> None:
-    pace = Pace()
-    assert pace.remaining(4.5, 10, 3.0) is None  # four and a half runs were done before
-    assert pace.remaining(4.6, 10, 20.0) is None
-    assert pace.remaining(5.5, 10, 23.0) == pytest.approx(90.0)
-    assert pace.remaining(10.0, 10, 99.0) == 0.0
+def test_time_left_is_estimated_from_what_this_sweep_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(LEAST_RUNS)
+
+    def remaining(done: float, elapsed: float) -> float | None:
+        monkeypatch.setattr("launcher.views.progress.time.monotonic", lambda: clock.began + elapsed)
+        return clock.remaining(done, 10)
+
+    assert remaining(4.5, 3.0) is None  # four and a half runs were done before
+    assert remaining(4.6, 20.0) is None
+    assert remaining(5.5, 23.0) == pytest.approx(90.0)
+    assert remaining(10.0, 99.0) == 0.0
 
 
 @pytest.mark.parametrize("terminal", [True, False])
