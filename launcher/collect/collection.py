@@ -79,8 +79,8 @@ def collect(
     """Collect the peers' folders from ``locations`` into the collection ``into``, which is new or gets updated.
 
     Args:
-        locations: run folders, or folders that contain run folders, e.g. of mounted volumes; if empty, those of the
-            last time.
+        locations: run folders, or folders that contain run folders, e.g. of mounted volumes; if empty, the
+            previous ones.
         checkpoints: also collect checkpoints, now and in later updates.
         report: called with a line of text for each folder found, and for each choice between two.
 
@@ -114,7 +114,7 @@ def collect(
 def _copied(
     root: Path, locations: Sequence[str], checkpoints: bool, unread: dict[str, str], report: Callable[[str], None]
 ) -> Iterator[Copied]:
-    """Copy every run folder into a folder of its own and yield those copies; add failures to ``unread``."""
+    """Copy every run folder into a separate folder and yield the copies; add failures to ``unread``."""
     folders: dict[Path, None] = {}
     for location in locations:
         try:

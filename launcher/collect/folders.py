@@ -1,6 +1,6 @@
 """Run folders on this host, copied from other hosts or containers, and which of their files to collect.
 
-Only regular files that belong to a run folder are read: those copied may include links and whatever else.
+Only regular files that belong to a run folder are read: a copy may include links and anything else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.formatting import size
 MAX_DEPTH = 2
 """How many levels below the given folder to search for run folders."""
 MAX_RECORD = 1 << 26
-"""Most bytes of a file that is later read into memory as a whole: 67 MB, twenty times those of the largest runs."""
+"""Most bytes of a file that is later read into memory as a whole: 67 MB, twenty times as in the largest runs."""
 RECORDS = (".json", ".yaml")
 RUN_FILES = ("run.yaml", "run.json")
 PEER_FILES = ("peer.log", "peer.log.1", "metrics.jsonl", "chaos.jsonl", "output.log", "status.json", "result.json")
@@ -77,7 +77,7 @@ def copy_files(root: Path, into: Path, *, checkpoints: bool) -> None:
 
 
 def _is_peer(name: str) -> bool:
-    """Return whether a folder has the name that a peer gives to its own."""
+    """Return whether a folder has the name of a peer's folder."""
     return re.fullmatch(r"[0-9]{2}|[1-9][0-9]{2,8}", name) is not None
 
 

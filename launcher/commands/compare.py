@@ -14,11 +14,11 @@ from launcher.commands.group import JSON, MASKED, FiniteNumber, open_all
 from launcher.formatting.console import echo, make_console, make_table
 
 if TYPE_CHECKING:
-    from launcher.comparison.groups import Member
-    from launcher.comparison.lines import Line
-    from launcher.comparison.results import Options, Results
-    from launcher.comparison.tables import Format
-    from launcher.facts.sweep_folder import Point
+    from launcher.comparison.groups import ComparedRun
+    from launcher.comparison.lines import RunFigures
+    from launcher.comparison.results import CompareOptions, Results
+    from launcher.comparison.tables import TableFormat
+    from launcher.facts.sweep_folder import SweepRun
     from p2pfl.run_folder.folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -78,7 +78,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 def compare(
     runs: tuple[Path, ...],
     masked: bool | None,
-    form: Format,
+    form: TableFormat,
     as_json: bool,
     columns: tuple[str, ...] | None,
     **wanted: Any,
@@ -90,26 +90,26 @@ def compare(
     that differ in masked_test are compared only with --masked or --unmasked. Exit with 1 if a peer of a run did not
     finish.
     """
-    from launcher.comparison.results import Options
+    from launcher.comparison.results import CompareOptions
     from launcher.facts.sweep_folder import is_sweep
 
     members = open_all(runs)
     if not members:
         echo(f"no run of {', '.join(map(str, runs))} has begun", err=True)
         sys.exit(1)
-    options = Options(**wanted)
+    options = CompareOptions(**wanted)
     if columns is not None and (as_json or form in ("csv", "json")):
         raise click.UsageError("--columns: csv and json have all columns")
-    grouped = any(map(is_sweep, runs)) or options != Options() or columns is not None
+    grouped = any(map(is_sweep, runs)) or options != CompareOptions() or columns is not None
     form = "json" if as_json else form
     sys.exit(0 if show(members, masked, options, form, grouped=grouped, columns=columns) else 1)
 
 
 def show(
-    members: Sequence[tuple[RunFolder, Point | None]],
+    members: Sequence[tuple[RunFolder, SweepRun | None]],
     masked: bool | None,
-    options: Options,
-    form: Format,
+    options: CompareOptions,
+    form: TableFormat,
     *,
     grouped: bool = False,
     columns: Sequence[str] | None = None,
@@ -122,12 +122,12 @@ def show(
         columns: of the table of groups; None: all.
         more: further keys of the JSON object.
     """
-    from launcher.comparison.groups import Member
+    from launcher.comparison.groups import ComparedRun
     from launcher.comparison.lines import differences, lines
     from launcher.comparison.results import results
     from launcher.comparison.tables import texts
 
-    found = [Member.of(folder, point) for folder, point in members]
+    found = [ComparedRun.of(folder, point) for folder, point in members]
     compared = lines(found, masked)
     if form == "table" and not grouped and not _has_groups(found):
         _show_runs(found, compared)
@@ -150,7 +150,7 @@ def _has_groups(members: Sequence[Any]) -> bool:
     return any(len({member.seed for member in part.members}) > 1 for part in group(members))
 
 
-def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
+def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -> None:
     from launcher.comparison.groups import varied
     from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
@@ -177,7 +177,7 @@ def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
 
 
 def _show_json(
-    compared: Sequence[Line], different: dict[str, list[Any]], found: Results, more: dict[str, Any]
+    compared: Sequence[RunFigures], different: dict[str, list[Any]], found: Results, more: dict[str, Any]
 ) -> None:
     from dataclasses import asdict
 

@@ -147,7 +147,7 @@ def models(
 ) -> None:
     """List models and their costs; with NAME, of one group or model.
 
-    FLOPs are those of the forward pass of one input. The last columns are the bytes that a peer sends: for the whole
+    FLOPs are of the forward pass of one input. The last columns are the bytes that a peer sends: for the whole
     model, for its head, or for a prototype of each class.
     """
     from launcher.views.describe import describe_models
@@ -246,7 +246,7 @@ def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
 
     groups = weights = None
     try:
-        if run.file.data.download:  # a picture is no reason to download a dataset
+        if run.file.data.download:  # do not download a dataset for a picture
             data = run.file.data.model_copy(update={"download": False})
             run = replace(run, file=run.file.model_copy(update={"data": data}))
         groups = [subset.group for subset in load_data(run)[1]]

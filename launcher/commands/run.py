@@ -368,7 +368,8 @@ def _run_and_print(
     show_summary(summary, console, as_json=as_json)
     console.print(_report_line(folder), soft_wrap=True)
     if any(peer.ended == "stopped" for peer in summary.peers):
-        where = ", in an allocation of Slurm," * (folder.info.get("hosts", {}).get("backend") == "slurm")
+        on_slurm = folder.info.get("hosts", {}).get("backend") == "slurm"
+        where = ", in an allocation of Slurm," if on_slurm else ""
         echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)
     return summary.finished
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from launcher import formatting
 from launcher.comparison import groups
-from launcher.comparison.groups import Member, common_mask
+from launcher.comparison.groups import ComparedRun, common_mask
 from launcher.facts.summary import MetricSpread, Spread
 from launcher.formatting.console import make_table
 from launcher.formatting.flat import flatten
@@ -27,13 +27,13 @@ BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momen
 
 
 @dataclass(frozen=True)
-class Line:
+class RunFigures:
     """The results of one run.
 
     Attributes:
         finished: number of peers that finished.
         masked: ``accuracy`` and ``extra_metrics`` count only the scores of local classes.
-        metrics: those that the run file names; none if they are of the other scores.
+        metrics: named by the run file; none if they are of the other scores.
         other_accuracy: the unmasked one if ``masked``, else the masked one.
         best: None if the run recorded it for the other accuracy.
         bytes_sent: by all peers, including headers.
@@ -56,7 +56,7 @@ class Line:
     seconds: float
 
 
-def lines(members: Sequence[Member], masked: bool | None = None) -> list[Line]:
+def lines(members: Sequence[ComparedRun], masked: bool | None = None) -> list[RunFigures]:
     """Return a line for each run, in the given order.
 
     Args:
@@ -70,7 +70,7 @@ def lines(members: Sequence[Member], masked: bool | None = None) -> list[Line]:
     return [_line(member, masked) for member in members]
 
 
-def _line(member: Member, masked: bool) -> Line:
+def _line(member: ComparedRun, masked: bool) -> RunFigures:
     summary = member.summary
     chosen, other = dict(summary.unmasked_accuracies), summary.masked_accuracies
     if masked:
@@ -79,7 +79,7 @@ def _line(member: Member, masked: bool) -> Line:
     accuracy, extra_metrics = chosen.pop("personal", None), chosen
     if as_recorded:
         accuracy, extra_metrics = summary.accuracy, summary.extra_metrics
-    return Line(
+    return RunFigures(
         run=summary.run,
         algorithm=summary.algorithm,
         finished=sum(peer.ended == "finished" for peer in summary.peers),
@@ -97,7 +97,7 @@ def _line(member: Member, masked: bool) -> Line:
     )
 
 
-def differences(members: Sequence[Member]) -> dict[str, list[Any]]:
+def differences(members: Sequence[ComparedRun]) -> dict[str, list[Any]]:
     """Return the dotted keys of COMMON_KEYS and BUDGET_KEYS in which the runs differ, with the value of each run."""
     return groups.differences([dict(_compared(member.settings)) for member in members])
 
@@ -110,7 +110,7 @@ def _compared(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"algorithm.{key}", None if key == unused else algorithm.get(key, "ce" if key == "loss" else None)
 
 
-def table(compared: Sequence[Line], test_sets: Sequence[str] | None = None) -> Table:
+def table(compared: Sequence[RunFigures], test_sets: Sequence[str] | None = None) -> Table:
     """Return a table with one run per row, masked or not as the lines are; the others only where they differ.
 
     Args:
@@ -143,20 +143,20 @@ def table(compared: Sequence[Line], test_sets: Sequence[str] | None = None) -> T
     return make_table(head, [[row[key] for key in head] for row in rows], left=("run", "algorithm", "test set"))
 
 
-def extra_metrics_table(compared: Sequence[Line]) -> Table | None:
+def extra_metrics_table(compared: Sequence[RunFigures]) -> Table | None:
     """Return a table of the extra metrics, one per row, with one run per column; None if there are none."""
     return _by_metric("%", compared, lambda line: line.extra_metrics, _spread)
 
 
-def metrics_table(compared: Sequence[Line]) -> Table | None:
+def metrics_table(compared: Sequence[RunFigures]) -> Table | None:
     """Return a table of the metrics that run files name, one per row, with one run per column; None without any."""
     return _by_metric("metric", compared, lambda line: line.metrics, _plain_spread)
 
 
 def _by_metric(
     heading: str,
-    compared: Sequence[Line],
-    metrics: Callable[[Line], Mapping[str, S]],
+    compared: Sequence[RunFigures],
+    metrics: Callable[[RunFigures], Mapping[str, S]],
     text: Callable[[S | None], str],
 ) -> Table | None:
     shown = [line for line in compared if metrics(line)]

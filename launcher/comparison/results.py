@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.comparison import curves
-from launcher.comparison.groups import Group, Member, find_baseline, group, other_tests, varied
-from launcher.comparison.lines import Line
-from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm, mean_by_seed
+from launcher.comparison.groups import ComparedRun, RunGroup, find_baseline, group, other_tests, varied
+from launcher.comparison.lines import RunFigures
+from launcher.comparison.statistics import Statistic, Test, VersusBaseline, compare, holm, mean_by_seed
 from launcher.errors import CompareError
 from p2pfl.options import unknown
 
 
 @dataclass(frozen=True)
-class Options:
+class CompareOptions:
     """What to compare.
 
     Attributes:
@@ -46,7 +46,7 @@ class GroupLine:
         at_bytes, at_seconds: accuracy when the budget was used up.
         rounds_to_target: of the runs that have reached it, whose number is its ``n``.
         bytes_sent, seconds: of one run.
-        metrics: those that the run files name.
+        metrics: named by the run files.
         versus: against the baseline; None for the baseline, and without common seeds or with another test set.
         test_set: A, B, …: equal for groups that were tested on the same samples.
     """
@@ -64,7 +64,7 @@ class GroupLine:
     bytes_sent: Statistic | None
     seconds: Statistic | None
     metrics: Mapping[str, Statistic]
-    versus: Comparison | None = None
+    versus: VersusBaseline | None = None
     test_set: str = "A"
 
 
@@ -104,12 +104,12 @@ class Results:
 class _Run:
     """A run that counts."""
 
-    member: Member
-    line: Line
-    points: list[curves.Point]
+    member: ComparedRun
+    line: RunFigures
+    points: list[curves.CurvePoint]
 
 
-def results(members: Sequence[Member], lines: Sequence[Line], options: Options) -> Results:
+def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options: CompareOptions) -> Results:
     """Group runs and compare the groups.
 
     Args:
@@ -167,7 +167,7 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
     )
 
 
-def _differ(groups: Sequence[Group]) -> dict[str, list[Difference]]:
+def _differ(groups: Sequence[RunGroup]) -> dict[str, list[Difference]]:
     """Return each value of the keys that differ once, in the order of the groups."""
     found: dict[str, list[Difference]] = {}
     for key, values in varied([part.members[0].values for part in groups]).items():
@@ -185,7 +185,7 @@ def _tested(metric: str | None, runs: Sequence[_Run]) -> dict[int, float]:
 
 
 def _line(
-    part: Group, runs: Sequence[_Run], budgets: tuple[float | None, float | None], options: Options
+    part: RunGroup, runs: Sequence[_Run], budgets: tuple[float | None, float | None], options: CompareOptions
 ) -> GroupLine:
     seeds = sorted({run.member.seed for run in runs})
 

@@ -17,7 +17,7 @@ from launcher.formatting.labels import value_text
 from p2pfl.options import unknown
 from p2pfl.terminal import printable
 
-Format = Literal["table", "markdown", "latex", "csv", "json"]
+TableFormat = Literal["table", "markdown", "latex", "csv", "json"]
 
 DASH = "–"
 TESTS = {"t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test of paired differences"}
@@ -75,7 +75,7 @@ def page(results: Results, chosen: Sequence[str] | None = None) -> Page:
     """Return the table of all groups, and notes.
 
     Args:
-        chosen: columns; those for which there are no figures are left out. None: all.
+        chosen: columns; columns without figures are left out. None: all.
 
     Raises:
         CompareError: there is no such column.
@@ -156,7 +156,7 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
             text += " p: needs two seeds."
         found.append(text)
         if results.test == "wilcoxon" and any(versus.n < 6 for versus in compared):
-            found.append("With fewer than 6 seeds this test cannot reach p < 0.05, whatever the figures.")
+            found.append("With fewer than 6 seeds this test cannot reach p < 0.05, regardless of the figures.")
     if {"at-bytes", "at-time"} & set(chosen) & _figures(results).keys():
         found.append(
             "% at a number of bytes or a time: accuracy of the last evaluation before all peers together had sent "
@@ -330,7 +330,7 @@ def comma_separated(results: Results) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def texts(form: Format, results: Results, chosen: Sequence[str] | None = None) -> Sequence[str]:
+def texts(form: TableFormat, results: Results, chosen: Sequence[str] | None = None) -> Sequence[str]:
     """Return the lines of a format for files; ``table`` and ``json`` are printed elsewhere."""
     if form == "csv":
         return comma_separated(results).splitlines()

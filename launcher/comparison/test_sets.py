@@ -38,7 +38,7 @@ class WasTested:
 
     @classmethod
     def of(cls, seed: int, values: Mapping[str, Any], tested_on: Mapping[PeerId, Mapping[str, str]]) -> WasTested:
-        """``values``: as in Member."""
+        """``values``: as in ComparedRun."""
         known = {peer: found for peer, found in tested_on.items() if found.get("samples")}
         return cls(
             seed,

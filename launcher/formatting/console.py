@@ -32,7 +32,7 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
 
 
 def echo_file(text: str) -> None:
-    """Print a text that other programs read: in UTF-8 whatever the locale, unless a terminal shows it."""
+    """Print a text that other programs read: in UTF-8 in every locale, unless a terminal shows it."""
     if sys.stdout.isatty():
         echo(text, nl=False)
     else:

@@ -10,7 +10,7 @@ from launcher.facts.summary import Summary, current_summary, settings, written_s
 from launcher.report import events as event_log
 from launcher.report import findings, history, learned
 from launcher.report.events import Events
-from launcher.report.findings import Finding
+from launcher.report.findings import Remark
 from launcher.report.history import History
 from launcher.report.learned import Learned
 from p2pfl.run_folder import records
@@ -21,13 +21,13 @@ SKIPPED = "left out by --without-models"
 
 
 @dataclass(frozen=True)
-class Collected:
+class ReportedRun:
     """One run.
 
     Attributes:
         settings: the run file as plain, unchecked values.
         run_file: its text.
-        order: the peers by group, then by id: that of rows and columns of matrices.
+        order: the peers by group, then by id, as in the rows and columns of matrices.
     """
 
     folder: RunFolder
@@ -38,7 +38,7 @@ class Collected:
     history: History
     events: Events
     learned: Learned
-    findings: list[Finding]
+    findings: list[Remark]
 
     @property
     def groups(self) -> dict[int, int | None]:
@@ -54,7 +54,7 @@ class Collected:
         return sorted(groups, key=lambda peer: (groups[peer] is None, groups[peer] or 0, peer))
 
 
-def collect(folder: RunFolder, *, models: bool = True) -> Collected:
+def collect(folder: RunFolder, *, models: bool = True) -> ReportedRun:
     """Read a run.
 
     Args:
@@ -68,7 +68,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
     logged = event_log.read(folder)
     skipped = Learned(absent=dict.fromkeys(("partition", "confusion", "points"), SKIPPED))
     found = learned.read(folder) if models else skipped
-    return Collected(
+    return ReportedRun(
         folder=folder,
         summary=summary,
         settings=settings(folder),

@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from launcher import formatting
-from launcher.comparison.groups import Group, Member
+from launcher.comparison.groups import ComparedRun, RunGroup
 from launcher.comparison.groups import differences as all_differences
 from launcher.comparison.lines import differences
 from launcher.comparison.statistics import Statistic
@@ -23,7 +23,7 @@ from launcher.report.page import document, escape, figure, findings, table, tile
 SIGNIFICANT = 0.05
 
 
-def body(groups: Sequence[Group], found: Sequence[several.Test], figures: Figures) -> str:
+def body(groups: Sequence[RunGroup], found: Sequence[several.PairedTest], figures: Figures) -> str:
     """Return the header, the sections and the footer."""
     members = [member for group in groups for member in group.members]
     drawn = (
@@ -45,7 +45,7 @@ def _nothing(why: str) -> str:
     return f'<p class="absent">Not shown: {escape(why)}.</p>'
 
 
-def _verdicts(groups: Sequence[Group], found: Sequence[several.Test]) -> str:
+def _verdicts(groups: Sequence[RunGroup], found: Sequence[several.PairedTest]) -> str:
     """Say which settings are the most accurate, the cheapest and the fastest, and whether that may be chance."""
     accuracy = {group.title: fmean(values.values()) for group in groups if (values := group.by_seed())}
     boxes = []
@@ -85,12 +85,12 @@ def _verdicts(groups: Sequence[Group], found: Sequence[several.Test]) -> str:
     return tiles(boxes) + findings([*remarks, *map(_verdict, found[:6])])
 
 
-def _is_clear(test: several.Test) -> bool:
-    """Whether seeds tell that a difference is no chance."""
+def _is_clear(test: several.PairedTest) -> bool:
+    """Return whether a difference over seeds is significant."""
     return test.unit == "seeds" and test.corrected is not None and test.corrected < SIGNIFICANT
 
 
-def _verdict(test: several.Test) -> tuple[str, str]:
+def _verdict(test: several.PairedTest) -> tuple[str, str]:
     if test.pairs == 0:
         return "look", f"{test.first} and {test.second} have no seed in common that has finished: not paired."
     points = 100 * test.difference
@@ -107,7 +107,7 @@ def _verdict(test: several.Test) -> tuple[str, str]:
     return "look", f"{text}, which may be chance (p = {test.corrected:.2g}, {pairs})."
 
 
-def _results(groups: Sequence[Group]) -> str:
+def _results(groups: Sequence[RunGroup]) -> str:
     rows = []
     for group in groups:
         runs = group.counted
@@ -132,7 +132,7 @@ def _results(groups: Sequence[Group]) -> str:
     )
 
 
-def _tests(found: Sequence[several.Test]) -> str:
+def _tests(found: Sequence[several.PairedTest]) -> str:
     if not found:
         return _nothing("there are no two settings with the same test set")
     rows = [
@@ -159,7 +159,7 @@ def _p(value: float | None) -> str:
     return DASH if value is None else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
 
 
-def _differences(members: Sequence[Member]) -> str:
+def _differences(members: Sequence[ComparedRun]) -> str:
     flat = [dict(flatten(member.settings)) for member in members]
     found = {key: values for key, values in all_differences(flat, "(none)").items() if key not in ("name", "out")}
     if not found:
@@ -169,7 +169,7 @@ def _differences(members: Sequence[Member]) -> str:
     return f'<div class="left">{table("A row for each key that differs", ["key", *names], rows)}</div>'
 
 
-def _runs(groups: Sequence[Group]) -> str:
+def _runs(groups: Sequence[RunGroup]) -> str:
     rows = [
         [
             str(member.folder.root),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.comparison.groups import Group
+from launcher.comparison.groups import RunGroup
 from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
-from launcher.report.collect import Collected
+from launcher.report.collect import ReportedRun
 from launcher.report.history import PHASES
 from launcher.report.learned import MAX_CONFUSION
 from launcher.report.numbers import rounded
@@ -19,7 +19,7 @@ FEW = 3
 """Rounds up to which curves show their points: a line through one would not be seen."""
 
 
-def of_run(run: Collected) -> Figures:
+def of_run(run: ReportedRun) -> Figures:
     """Return the charts for which there is data."""
     figures = Figures()
     groups = sorted({group for group in run.groups.values() if group is not None})
@@ -30,7 +30,7 @@ def of_run(run: Collected) -> Figures:
     return figures
 
 
-def _curves(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
+def _curves(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     if not run.history.rows:
         return
     figures.tables["rounds"] = history.columns(run.history, run.groups)
@@ -44,7 +44,7 @@ def _curves(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
         figures.add(charts.loss(k, term, points=len(rounds) <= FEW))
 
 
-def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
+def _graph(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     order, frames = run.order, history.frames(run.history, run.order)
     learned = bool(frames)
     if not learned and not run.history.edges:
@@ -75,7 +75,7 @@ def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
         figures.tables["edges"] = edge_table(strength, places)
 
 
-def _blocks(run: Collected) -> dict[str, list[Any]]:
+def _blocks(run: ReportedRun) -> dict[str, list[Any]]:
     """The first and the last peer of each group."""
     ends: dict[int | None, list[int]] = {}
     for peer in run.order:
@@ -122,7 +122,7 @@ def layout(order: Sequence[int], strength: dict[tuple[int, int], int]) -> dict[i
     return {peer: (float(x), float(y)) for peer, (x, y) in places.items()}
 
 
-def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
+def _models(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     learned = run.learned
     if learned.partition is not None:
         labels = [learned.name(label) for label in range(learned.partition["dataset"]["classes"])]
@@ -155,14 +155,14 @@ def partition_table(peers: Iterable[Mapping[str, Any]], labels: Sequence[str | i
     return {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
 
 
-def _confusion(run: Collected) -> charts.Chart:
+def _confusion(run: ReportedRun) -> charts.Chart:
     found = run.learned.confusion
     labels = sorted({label for rows in found.values() for true, said, _ in rows for label in (true, said)})
     single, named = shown_confusions(run), [run.learned.name(label) for label in labels]
     return plots.confusion(named, {"all peers": -1, **{f"peer {peer}": peer for peer in single}})
 
 
-def shown_confusions(run: Collected) -> list[int]:
+def shown_confusions(run: ReportedRun) -> list[int]:
     """The peers whose matrices the page holds: as many as there is room for."""
     shown, cells = [], 0
     for peer, rows in sorted(run.learned.confusion.items()):
@@ -173,7 +173,7 @@ def shown_confusions(run: Collected) -> list[int]:
     return shown
 
 
-def confusion_table(run: Collected) -> dict[str, list[Any]]:
+def confusion_table(run: ReportedRun) -> dict[str, list[Any]]:
     """Return columns ``peer`` (-1: all), ``true``, ``said``, ``count`` and ``fraction`` (of the true class)."""
     pooled: dict[tuple[int, int], int] = {}
     for rows in run.learned.confusion.values():
@@ -192,7 +192,7 @@ def confusion_table(run: Collected) -> dict[str, list[Any]]:
     return table
 
 
-def _costs(figures: Figures, run: Collected) -> None:
+def _costs(figures: Figures, run: ReportedRun) -> None:
     order, recorded = run.order, run.history
     if recorded.edges:
         edges: dict[str, list[Any]] = {
@@ -217,7 +217,7 @@ def _costs(figures: Figures, run: Collected) -> None:
         figures.add(charts.time(order, shown), time=table)
 
 
-def of_several(groups: Sequence[Group]) -> Figures:
+def of_several(groups: Sequence[RunGroup]) -> Figures:
     """Return the curves of several groups of runs."""
     figures = Figures()
     rows = [row for group in groups for row in several.curve(group)]

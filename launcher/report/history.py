@@ -36,7 +36,7 @@ class History:
         cpu: seconds of processors by peer, in its rounds; 0 if they are not recorded.
         missing: messages that did not arrive in time, by receiver and sender.
         peak_age: rounds since each peer's peak model was updated, as last recorded, of methods that have peak models.
-        diverged: peers with a loss that was no finite number, and the first round of it.
+        diverged: peers with a loss that was not finite, and the first round of it.
         skipped: what was not used because it had diverged, by peer and kind.
     """
 

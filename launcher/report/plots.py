@@ -9,7 +9,7 @@ from launcher.report.charts import MANY, PICKED, Chart, Spec, by_group, nominal,
 
 
 def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart:
-    """Heat map of mixing weights; the script fills its cells with those of the round that the slider selects."""
+    """Heat map of mixing weights; the script fills in the round that the slider selects."""
     peers: Spec = {"sort": None, "scale": {"domain": list(order)}}
     cell = {
         "x": ordinal("column", title="gives weight to peer", **peers),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from launcher import formatting
 from launcher.sweep.jobs import Job
-from launcher.sweep.runner import Progress
+from launcher.sweep.runner import SweepProgress
 from launcher.views.progress import LINE_INTERVAL, MAX_LOAD, UPDATE_INTERVAL, Clock, bar
 from p2pfl.terminal import printable
 
@@ -47,7 +47,7 @@ class SweepDisplay:
         self._console.print(line, soft_wrap=True)
         self._printed = time.monotonic()
 
-    def update(self, progress: Progress, *, now: bool = False) -> None:
+    def update(self, progress: SweepProgress, *, now: bool = False) -> None:
         """Show the state if an update is due, or ``now``."""
         if not now and time.monotonic() < self._due:
             return
@@ -59,7 +59,7 @@ class SweepDisplay:
             self.print(f"{_counts(progress)} | {self._clock.describe(done, progress.total)}")
         self._due = time.monotonic() + max(UPDATE_INTERVAL, (time.thread_time() - began) / MAX_LOAD)
 
-    def _picture(self, progress: Progress) -> Group:
+    def _picture(self, progress: SweepProgress) -> Group:
         jobs = progress.jobs[:SHOWN_JOBS]
         fractions = {job.name: _fraction(job) for job in jobs}
         done = progress.ended + sum(fractions.values())
@@ -97,7 +97,7 @@ def _job(job: Job) -> tuple[str, str, str, str]:
     return rounds, accuracy, memory, formatting.duration(job.seconds)
 
 
-def _counts(progress: Progress) -> str:
+def _counts(progress: SweepProgress) -> str:
     parts = [f"runs {progress.ended}/{progress.total}"]
     if progress.jobs:
         parts.append(f"{len(progress.jobs)} running")

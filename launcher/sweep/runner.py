@@ -26,7 +26,7 @@ POLL_INTERVAL = 0.25
 """Seconds between two looks at the running jobs, if none ends."""
 
 
-class Source:
+class RunSource:
     """Says which runs to start, and learns how they end."""
 
     @property
@@ -56,7 +56,7 @@ class Source:
         """A run has ended; ``failure`` says why if it has not finished."""
 
 
-class Queue(Source):
+class Queue(RunSource):
     """The runs of a grid, in order: those that were interrupted first, so that they leave nothing half done.
 
     Args:
@@ -83,7 +83,7 @@ class Queue(Source):
 
 
 @dataclass
-class Progress:
+class SweepProgress:
     """How far a sweep is."""
 
     total: int
@@ -102,10 +102,10 @@ class Progress:
         return self.finished + self.pruned + len(self.failures)
 
 
-class Display(Protocol):
+class ProgressObserver(Protocol):
     """Shows the progress of a sweep."""
 
-    def update(self, progress: Progress, *, now: bool = False) -> None:
+    def update(self, progress: SweepProgress, *, now: bool = False) -> None:
         """Show the current state; called several times a second."""
 
     def print(self, line: str) -> None:
@@ -123,13 +123,13 @@ class Runner:
     def __init__(
         self,
         folder: SweepFolder,
-        source: Source,
-        display: Display,
+        source: RunSource,
+        display: ProgressObserver,
         most: int,
         finished: int = 0,
         available: Callable[[], int] = available_memory,
     ) -> None:
-        self.progress = Progress(source.total, finished)
+        self.progress = SweepProgress(source.total, finished)
         self._folder = folder
         self._source = source
         self._display = display
@@ -142,7 +142,7 @@ class Runner:
             with suppress(P2pflError):
                 self._describe(name)
 
-    def run(self) -> Progress:
+    def run(self) -> SweepProgress:
         """Run until nothing is left, or until a signal has stopped every run. An error stops the running ones."""
         try:
             return self._run()
@@ -152,7 +152,7 @@ class Runner:
                 self._display.print(f"{job.name}: stopping: it writes checkpoints and ends")
             raise
 
-    def _run(self) -> Progress:
+    def _run(self) -> SweepProgress:
         progress = self.progress
         with counted_interrupts(signal.SIGTERM) as signals:
             while True:
@@ -240,7 +240,7 @@ class Runner:
             if not failure:
                 self._note_memory(job)
             if job.adopted and failure and not self.progress.stopping:
-                self._source.back(job.name)  # nobody was there to restart its peers
+                self._source.back(job.name)  # no launcher was there to restart its peers
             else:
                 self._end(job, failure)
 

@@ -35,7 +35,7 @@ def has_terminal() -> bool:
 
 
 class UiProgress(Progress):
-    """The live view in a process of its own; after its end, the usual display."""
+    """The live view in a separate process; after its end, the usual display."""
 
     def __init__(self, console: Console, folder: RunFolder) -> None:
         self._console, self._folder = console, folder

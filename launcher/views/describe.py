@@ -80,7 +80,7 @@ def describe_over_time(schedule: Schedule, rounds: int, window: int | None) -> d
 
     Returns:
         ``sent``: messages that a peer sends in a round, minimum, mean and maximum over peers and rounds; ``edges``:
-        pairs of neighbors in a round; ``gap``: of each round on its own; ``window_gap``: of each window, whose first
+        pairs of neighbors in a round; ``gap``: of each single round; ``window_gap``: of each window, whose first
         round is in ``starts``.
     """
     window = min(rounds, window or schedule.period or WINDOW)

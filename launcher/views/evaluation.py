@@ -9,7 +9,7 @@ As JSON:
      "global_accuracy": …, "metrics": …, "nonfinite_metrics": …, "extra_metrics": …, "masked_accuracies": …,
      "unmasked_accuracies": …}
 
-Evaluations are those of a round record (p2pfl/session/metrics.py), the rest is that of summary.json (summary.py).
+Evaluations are as in a round record (p2pfl/session/metrics.py), the rest is as in summary.json (facts/summary.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Print what a virtual run says of the real one."""
+"""Print what a virtual run predicts for the real run."""
 
 from __future__ import annotations
 

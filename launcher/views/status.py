@@ -17,7 +17,7 @@ from p2pfl.terminal import printable
 MAX_HOLDS = 5
 """Most lines about peers that hold up others."""
 ORDINARY = 2.0
-"""Seconds for which peers may hold up others without a line of their own: somebody is always the last in a round."""
+"""Seconds for which peers may hold up others without a separate line: one is always the last in a round."""
 LONG = 5.0
 """Seconds after which a message that was sent, and is not queued at its sender, should have arrived."""
 MIN_ROWS = 3

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.comparison.groups import Member
+from launcher.comparison.groups import ComparedRun
 from launcher.comparison.lines import lines, table
 from launcher.errors import CompareError
 from launcher.facts.summary import summarize
@@ -130,7 +130,7 @@ def two_with_other_masks(make_folder: MakeFolder) -> tuple[RunFolder, RunFolder]
 def test_refuses_runs_that_differ_in_masked_test(make_folder: MakeFolder) -> None:
     one, two = two_with_other_masks(make_folder)
     with pytest.raises(CompareError, match="runs differ in masked_test") as caught:
-        lines([Member.of(one, None), Member.of(two, None)])
+        lines([ComparedRun.of(one, None), ComparedRun.of(two, None)])
     assert f"({one.root}: false; {two.root}: true)" in str(caught.value)
     assert "--masked or --unmasked" in str(caught.value)
 
@@ -159,7 +159,7 @@ def test_narrow_terminal_breaks_names_of_runs_but_truncates_no_number(make_folde
     name = "my-study-20261122-211401"
     output = io.StringIO()
     console = Console(width=100, file=output, highlight=False)
-    console.print(table(lines([Member.of(make_folder(name, results=peers(0.8)), None)])))
+    console.print(table(lines([ComparedRun.of(make_folder(name, results=peers(0.8)), None)])))
     printed = output.getvalue()
     assert "…" not in printed
     head, *rows = printed.splitlines()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.comparison.groups import Member, group
+from launcher.comparison.groups import ComparedRun, group
 from launcher.comparison.test_sets import WasTested, differing, names
 from launcher.sweep.search import Search
 from p2pfl.run_folder.folder import RunFolder
@@ -155,7 +155,7 @@ def test_seeds_of_a_dataset_that_has_changed_are_no_group(made: Callable[..., Ru
     old = [made("local", seed, 0.5, f"a{seed}", "1c0ffee5" * 8) for seed in range(2)]
     new = made("local", 2, 0.9, "a2", "99aa" * 16)
     unknown = made("local", 3, 0.5, "a3")
-    parts = group([Member.of(run, None) for run in (*old, new, unknown)])
+    parts = group([ComparedRun.of(run, None) for run in (*old, new, unknown)])
     assert [len(part.members) for part in parts] == [3, 1]
     assert [part.labels["dataset.sha256"] for part in parts] == ["1c0ffee51c0f", "99aa99aa99aa"]
     text = invoke("compare", *[run.root for run in (*old, new)]).stdout
