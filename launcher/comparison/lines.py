@@ -4,10 +4,10 @@ Accuracies of one comparison mean one thing: all masked or all unmasked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.table import Table
 
@@ -17,8 +17,6 @@ from launcher.comparison.groups import ComparedRun, common_mask
 from launcher.facts.summary import MetricSpread, Spread
 from launcher.formatting.console import make_table
 from launcher.formatting.flat import flatten
-
-S = TypeVar("S", Spread, MetricSpread)
 
 COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models")
 """Keys of the run file in which comparable runs agree."""
@@ -145,33 +143,26 @@ def table(compared: Sequence[RunFigures], test_sets: Sequence[str] | None = None
 
 def extra_metrics_table(compared: Sequence[RunFigures]) -> Table | None:
     """Return a table of the extra metrics, one per row, with one run per column; None if there are none."""
-    return _by_metric("%", compared, lambda line: line.extra_metrics, _spread)
+    return _by_metric("%", compared, [{k: _spread(v) for k, v in line.extra_metrics.items()} for line in compared])
 
 
 def metrics_table(compared: Sequence[RunFigures]) -> Table | None:
     """Return a table of the metrics that run files name, one per row, with one run per column; None without any."""
-    return _by_metric("metric", compared, lambda line: line.metrics, _plain_spread)
+    return _by_metric(
+        "metric", compared, [{k: _plain_spread(v) for k, v in line.metrics.items()} for line in compared]
+    )
 
 
-def _by_metric(
-    heading: str,
-    compared: Sequence[RunFigures],
-    metrics: Callable[[RunFigures], Mapping[str, S]],
-    text: Callable[[S | None], str],
-) -> Table | None:
-    shown = [line for line in compared if metrics(line)]
-    if not shown:
-        return None
-    names = sorted({name for line in shown for name in metrics(line)})
-    rows = [[name] for name in names]
-    for row in rows:
-        row += [text(metrics(line).get(row[0])) for line in shown]
-    return make_table([heading, *(Path(line.run).name for line in shown)], rows, left=[heading])
+def _by_metric(heading: str, compared: Sequence[RunFigures], texts: Sequence[Mapping[str, str]]) -> Table | None:
+    names = sorted({name for found in texts for name in found})
+    head = [heading, *(Path(line.run).name for line, found in zip(compared, texts, strict=True) if found)]
+    rows = [[name, *(found.get(name, "–") for found in texts if found)] for name in names]
+    return make_table(head, rows, left=[heading]) if rows else None
 
 
-def _plain_spread(spread: MetricSpread | None) -> str:
+def _plain_spread(spread: MetricSpread) -> str:
     """Mean ± standard deviation of a metric, which is not a percentage."""
-    return "–" if spread is None else f"{spread.mean:.4f} ± {spread.std:.4f}"
+    return f"{spread.mean:.4f} ± {spread.std:.4f}"
 
 
 def _spread(spread: Spread | None) -> str:

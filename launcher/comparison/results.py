@@ -148,7 +148,7 @@ def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options
         else None
         for at, part in enumerate(groups)
     ]
-    adjusted = holm([found and found.p for found in versus])
+    adjusted = holm([None if found is None else found.p for found in versus])
     versus = [found and replace(found, adjusted=p) for found, p in zip(versus, adjusted, strict=True)]
     return Results(
         masked=lines[0].masked,

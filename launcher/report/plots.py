@@ -50,9 +50,9 @@ def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart
 
 def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
     """The graph: peers, and edges as strong as their weights or traffic."""
-    place = {key: quantitative(key, axis=None, scale={"domain": [-1.12, 1.12]}) for key in ("x", "y")}
-    ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
-    strength = quantitative("strength", legend=None)
+    place: Spec = {key: quantitative(key, axis=None, scale={"domain": [-1.12, 1.12]}) for key in ("x", "y")}
+    ends: Spec = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    strength: Spec = quantitative("strength", legend=None)
     what = "mixing weight" if learned else "bytes sent"
     edges = {
         "data": {"name": "edges"},
@@ -191,7 +191,7 @@ def _points(name: str, values: Sequence[Any]) -> Spec:
     color = nominal(name, title="class" if name == "label" else name, **palette(values))
     legend = {"columns": 2 if len(values) > MANY else 1, "symbolLimit": 40}
     scale = {"zero": False, "nice": False, "padding": 12}
-    place = {key: quantitative(key, axis=None, scale=scale) for key in ("x", "y")}
+    place: Spec = {key: quantitative(key, axis=None, scale=scale) for key in ("x", "y")}
     place["tooltip"] = [{"field": "kind"}, {"field": "label", "title": "class"}, {"field": "peer"}]
     diamond = {"type": "point", "shape": "diamond", "size": 90, "filled": True, "opacity": 1}
     circles = {
