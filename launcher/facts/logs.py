@@ -87,7 +87,7 @@ def as_text(line: str) -> str:
     try:
         entry = json.loads(line)
         text = " | ".join([f"{entry['time']} {entry['level']:<7} {entry['message']}", *entry.get("details", ())])
-        return "\n".join([text, *([entry["traceback"]] if "traceback" in entry else [])])
+        return f"{text}\n{entry['traceback']}" if "traceback" in entry else text
     except (ValueError, KeyError, TypeError, RecursionError):
         return line
 

@@ -47,9 +47,9 @@ def _kind(run: ReportedRun) -> str:
 
 def _origin(run: ReportedRun) -> str:
     info, summary = run.info, run.summary
-    how = (
-        "simulated" if info.get("simulated") else "collected from other hosts" if "collected" in info else "launched"
-    )
+    how = "collected from other hosts" if "collected" in info else "launched"
+    if info.get("simulated"):
+        how = "simulated"
     return f"{how} {str(info.get('started', '')).replace('T', ' ')[:16]}, seed {summary.seed}"
 
 
@@ -76,9 +76,8 @@ def _accuracy_tile(run: ReportedRun) -> tuple[str, str, str]:
     if found is not None:
         kind = "masked; " if run.summary.masked_test else ""
         middle = median(peer.accuracy for peer in run.summary.peers if peer.accuracy is not None)
-        of_all = f"median {formatting.percent(middle)} %, worst tenth {formatting.percent(found.worst_tenth)} %"
-        worst = kind + of_all
-        return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", worst
+        more = f"{kind}median {formatting.percent(middle)} %, worst tenth {formatting.percent(found.worst_tenth)} %"
+        return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", more
     last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
     if last:
         return "How accurate?", f"{formatting.percent(fmean(last))} %", "mean of the last evaluations, unfinished"
@@ -116,11 +115,8 @@ def _collaboration_tile(run: ReportedRun) -> tuple[str, str, str]:
         weights = f"{found.inside:.3f} within {groups} groups, {found.across:.3f} across"
         return question, value, f"mean weight {weights}" + (f": {ratio:.1f} times" if 0 < ratio < math.inf else "")
     alone = fmean(row[k] for k, row in enumerate(found.weights))
-    return (
-        question,
-        f"{formatting.percent(1 - alone)} % others",
-        f"a peer keeps {formatting.percent(alone)} % of its own",
-    )
+    kept, others = formatting.percent(alone), formatting.percent(1 - alone)
+    return question, f"{others} % others", f"a peer keeps {kept} % of its own"
 
 
 def _cost_tile(run: ReportedRun) -> tuple[str, str, str]:
@@ -247,19 +243,18 @@ def _cost(run: ReportedRun, figures: Figures) -> str:
 
 def _models(run: ReportedRun, figures: Figures) -> str:
     absent = run.learned.absent
-    parts = [
-        ("partition", "Data partition", absent.get("partition", "")),
-        ("confusion", "Confusion matrices", absent.get("confusion", "")),
-        ("points", "Embeddings and prototypes", absent.get("points", "")),
+    titles = {
+        "partition": "Data partition",
+        "confusion": "Confusion matrices",
+        "points": "Embeddings and prototypes",
+    }
+    drawn = [
+        f"<div><h3>{title}</h3>{_figure(figures, key, title, absent.get(key, ''))}</div>"
+        for key, title in titles.items()
     ]
-    drawn = [_titled(title, _figure(figures, key, title, why)) for key, title, why in parts]
     kept = run.summary.statistics
     noted = f'<p class="quiet">Batch-normalization statistics: {escape(kept)}.</p>' if kept else ""
     return f'<div class="pair">{"".join(drawn[:2])}</div>{drawn[2]}{noted}'
-
-
-def _titled(title: str, content: str) -> str:
-    return f"<div><h3>{escape(title)}</h3>{content}</div>"
 
 
 def _faults(run: ReportedRun) -> str:

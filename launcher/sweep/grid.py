@@ -124,17 +124,15 @@ def seeds_of(axes: list[Axis], first: int, number: int | None) -> tuple[list[Axi
     Raises:
         RunFileError: both were given, or a seed is not an integer of at least 0.
     """
-    others = [axis for axis in axes if axis.key != "seed"]
-    for axis in axes:
-        if axis.key != "seed":
-            continue
-        if number is not None:
-            raise _error(axis.option, "seed", "give either --seeds or --grid seed=…, not both")
-        for value in axis.values:
-            if not isinstance(value.value, int) or isinstance(value.value, bool) or value.value < 0:
-                raise _error(axis.option, "seed", f"should be an integer of at least 0 (found {value.label})")
-        return others, [value.value for value in axis.values]
-    return others, list(range(first, first + (number or 1)))
+    given = next((axis for axis in axes if axis.key == "seed"), None)
+    if given is None:
+        return axes, list(range(first, first + (number or 1)))
+    if number is not None:
+        raise _error(given.option, "seed", "give either --seeds or --grid seed=…, not both")
+    for value in given.values:
+        if type(value.value) is not int or value.value < 0:
+            raise _error(given.option, "seed", f"should be an integer of at least 0 (found {value.label})")
+    return [axis for axis in axes if axis is not given], [value.value for value in given.values]
 
 
 def points(axes: Sequence[Axis], seeds: Sequence[int]) -> list[SweepRun]:

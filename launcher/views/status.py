@@ -46,7 +46,7 @@ def render(status: RunStatus, height: int | None = None) -> RenderableType:
         left = columns[at] in ("state", "waits for")
         table.add_column(columns[at], justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_cell(row[at]) for at in kept))
+        table.add_row(*(Text(printable(row[at])) for at in kept))
     texts = [
         Text(printable(text), no_wrap=not whole, overflow="fold" if whole else "ellipsis")
         for text in (_head(status), *more, *lines)
@@ -79,10 +79,6 @@ def _columns(line: PeerLine, rounds: int) -> tuple[str, ...]:
         "" if line.memory is None else formatting.size(line.memory),
         f"{line.unread} in, {line.undelivered} out" if line.unread or line.undelivered else "",
     )
-
-
-def _cell(text: str) -> Text:
-    return Text(printable(text))
 
 
 def _head(status: RunStatus) -> str:
