@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing  # noqa: TID251  # what it unpickles was pickled by its own child
+import multiprocessing  # noqa: TID251  # it unpickles only what its child has pickled
 import signal
 import sys
 from collections.abc import Callable

@@ -54,6 +54,6 @@ class ProcessEnd:
 def _report(pid: int, writer: int) -> None:
     with suppress(ChildProcessError):  # another thread has waited for it
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # leaves the exit code to others
-    with suppress(OSError):  # nobody waits any more
+    with suppress(OSError):  # the waiting side has closed it
         os.write(writer, b"\0")  # not only closed: a fork would keep a copy open
     os.close(writer)

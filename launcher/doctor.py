@@ -144,9 +144,8 @@ def _memory(run: Run | None) -> Iterator[Finding]:
         yield Finding("ok", "memory", f"{formatting.size(free)} available: about {peers} peers with small models")
         return
     needed = WARM_MEMORY + run.peers * PEER_MEMORY
-    text = (
-        f"{formatting.size(free)} available; {run.peers} peers with small models need about {formatting.size(needed)}"
-    )
+    small = f"{run.peers} peers with small models need about {formatting.size(needed)}"
+    text = f"{formatting.size(free)} available; {small}"
     if needed > free:
         advice = "start fewer peers, use smaller models or a lower `slots`, or several hosts"
         yield Finding("warning", "memory", text, advice)
@@ -164,8 +163,7 @@ def _disk(out: Path) -> Iterator[Finding]:
         while not folder.exists():
             folder = folder.parent
     except OSError as error:
-        advice = "choose another folder: --set out=DIR"
-        yield Finding("problem", "disk", f"{folder}: cannot be read: {error.strerror}", advice)
+        yield Finding("problem", "disk", f"{folder}: cannot be read: {error.strerror}", other_folder)
         return
     free = shutil.disk_usage(folder).free
     text = f"{formatting.size(free)} free at {folder}, for run folders"
@@ -220,9 +218,8 @@ def _ports(run: Run) -> Iterator[Finding]:
 def _keys(run: Run) -> Iterator[Finding]:
     transport = run.file.transport
     if transport.keys is None:
-        yield Finding(
-            "ok", "keys", "none: messages are not encrypted" + ("" if transport.insecure else ", loopback only")
-        )
+        where = "" if transport.insecure else ", loopback only"
+        yield Finding("ok", "keys", f"none: messages are not encrypted{where}")
     else:
         yield from _checked("keys", f"{transport.keys}", lambda: check_keys(run, range(run.peers)))
 

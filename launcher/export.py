@@ -5,7 +5,7 @@
     exported/quick4-20261122-093000/mapl-seed=0.csv    of a sweep
     exported/mesh20-20261122-093000/peer-03/events.out.tfevents.…     --format tensorboard; `mean` is over the peers
 
-The columns are those of ``RecordedRun.metrics()``. Each file is complete or not there.
+The columns are as in ``RecordedRun.metrics()``. Each file is complete or absent.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.records import Record
 
-Format = Literal["tensorboard", "csv", "parquet"]
+ExportFormat = Literal["tensorboard", "csv", "parquet"]
 Records = Sequence[Record]
 
 
-def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
+def export(folders: Sequence[RunFolder], form: ExportFormat, out: Path) -> list[Path]:
     """Write the records of runs into a folder. Return the written files.
 
     Raises:
@@ -38,7 +38,7 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
         RunFolderError: a run has no records yet, or two runs would have the same file.
         WriteError: a file cannot be written.
     """
-    writers: dict[Format, Callable[[RunFolder, Records, Path], list[Path]]] = {
+    writers: dict[ExportFormat, Callable[[RunFolder, Records, Path], list[Path]]] = {
         "csv": _csv,
         "parquet": _parquet,
         "tensorboard": _tensorboard,
@@ -66,7 +66,7 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
 
 
 def _name(run: Path) -> Path:
-    """Name a run's file or folder; those of a sweep, whose runs are called alike, are in a folder of its name."""
+    """Name a run's file or folder; a sweep has a folder, since its runs are called alike in every sweep."""
     root = run.resolve()
     sweep = root.parent.parent
     return Path(sweep.name) / root.name if is_sweep(sweep) else Path(root.name)

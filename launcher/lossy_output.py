@@ -1,4 +1,4 @@
-"""Output of commands that run something: to print is no reason to abandon the run."""
+"""Output of commands that run something: a failing print must not abandon the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 @contextmanager
 def outliving_readers() -> Iterator[None]:
-    """In this block, discard all further output of a stream whose terminal has closed or whose pipe nobody reads.
+    """In this block, discard all further output of a stream whose terminal or pipe has been closed.
 
     Other errors, e.g. of a full disk, are raised.
     """
@@ -29,7 +29,7 @@ def outliving_readers() -> Iterator[None]:
 
 @contextmanager
 def dropping(console: Console) -> Iterator[None]:
-    """In this block, drop what cannot be written for whatever reason: the next line may fit on the disk again."""
+    """In this block, drop what cannot be written: the next line may fit on the disk again."""
     file, console.file = console.file, cast(IO[str], _Stream(console.file, lambda stream, error: None))
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from launcher.report.collect import Collected, collect
+from launcher.report.collect import ReportedRun, collect
 from p2pfl.run_folder.folder import RunFolder
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>\x1b[31m'
@@ -33,7 +33,7 @@ def change(folder: RunFolder, **keys: object) -> None:
     folder.run_file.write_text(yaml.safe_dump({**plain, **keys}))
 
 
-def read(folder: RunFolder) -> Collected:
+def read(folder: RunFolder) -> ReportedRun:
     return collect(folder, models=False)
 
 

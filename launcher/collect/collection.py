@@ -79,8 +79,8 @@ def collect(
     """Collect the peers' folders from ``locations`` into the collection ``into``, which is new or gets updated.
 
     Args:
-        locations: run folders, or folders that contain run folders, e.g. of mounted volumes; if empty, those of the
-            last time.
+        locations: run folders, or folders that contain run folders, e.g. of mounted volumes; if empty, the
+            previous ones.
         checkpoints: also collect checkpoints, now and in later updates.
         report: called with a line of text for each folder found, and for each choice between two.
 
@@ -114,7 +114,7 @@ def collect(
 def _copied(
     root: Path, locations: Sequence[str], checkpoints: bool, unread: dict[str, str], report: Callable[[str], None]
 ) -> Iterator[Copied]:
-    """Copy every run folder into a folder of its own and yield those copies; add failures to ``unread``."""
+    """Copy every run folder into a separate folder and yield the copies; add failures to ``unread``."""
     folders: dict[Path, None] = {}
     for location in locations:
         try:
@@ -134,8 +134,7 @@ def _copied(
             shutil.rmtree(into)  # make room for the other folders
             continue
         peers = [files.peer for files in copied.folder.peers()]
-        noun = "peer" if len(peers) == 1 else "peers"
-        report(f"{source}: {noun} {formatting.ids(peers, most=len(peers)) or 'none yet'}")
+        report(f"{source}: {formatting.peers(peers, most=len(peers)) if peers else 'peers none yet'}")
         yield copied
 
 

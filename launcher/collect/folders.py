@@ -1,6 +1,6 @@
 """Run folders on this host, copied from other hosts or containers, and which of their files to collect.
 
-Only regular files that belong to a run folder are read: those copied may include links and whatever else.
+Only regular files that belong to a run folder are read: a copy may include links and anything else.
 """
 
 from __future__ import annotations
@@ -21,19 +21,12 @@ from launcher.formatting import size
 MAX_DEPTH = 2
 """How many levels below the given folder to search for run folders."""
 MAX_RECORD = 1 << 26
-"""Most bytes of a file that is later read into memory as a whole: 67 MB, twenty times those of the largest runs."""
+"""Most bytes of a file that is later read into memory as a whole: 67 MB, twenty times as in the largest runs."""
 RECORDS = (".json", ".yaml")
 RUN_FILES = ("run.yaml", "run.json")
 PEER_FILES = ("peer.log", "peer.log.1", "metrics.jsonl", "chaos.jsonl", "output.log", "status.json", "result.json")
 """In the order of copying: a copied status of a finished peer comes with its result."""
 CHECKPOINTS = ("checkpoint-previous.pt", "checkpoint.pt")
-COPY = {
-    "container": "docker cp CONTAINER:/run/p2pfl/. COPY",
-    "compose": "docker cp CONTAINER:/run/p2pfl/. COPY",
-    "pod": "kubectl cp -c peer NAMESPACE/POD:/run/p2pfl COPY",
-    "k8s": "kubectl cp -c peer NAMESPACE/POD:/run/p2pfl COPY",
-}
-"""The command that copies a run folder from what follows the prefix."""
 
 
 def run_folders(text: str) -> list[Path]:
@@ -49,12 +42,11 @@ def run_folders(text: str) -> list[Path]:
 
 
 def reject_remote(text: str) -> None:
-    """Raise CollectError with the command to copy the files if ``text`` is HOST:FOLDER or the like, and no path."""
-    scheme, colon, rest = text.partition(":")
-    if not colon or "/" in scheme or os.path.exists(text):
-        return
-    command = COPY.get(scheme, f"rsync -a {scheme}:{rest.rstrip('/') or 'FOLDER'}/ COPY")
-    raise CollectError(f"{text}: not on this host; copy it first: {command}; then collect from the folder COPY")
+    """Raise CollectError with the command to copy the files if ``text`` is HOST:FOLDER."""
+    host, colon, folder = text.partition(":")
+    if colon and "/" not in host and not os.path.exists(text):
+        command = f"rsync -a {host}:{folder.rstrip('/') or 'FOLDER'}/ COPY"
+        raise CollectError(f"{text}: not on this host; copy it first: {command}; then collect from the folder COPY")
 
 
 def _search(root: Path, depth: int) -> Iterator[Path]:
@@ -85,7 +77,7 @@ def copy_files(root: Path, into: Path, *, checkpoints: bool) -> None:
 
 
 def _is_peer(name: str) -> bool:
-    """Return whether a folder has the name that a peer gives to its own."""
+    """Return whether a folder has the name of a peer's folder."""
     return re.fullmatch(r"[0-9]{2}|[1-9][0-9]{2,8}", name) is not None
 
 

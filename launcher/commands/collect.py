@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ def collect(into: Path, locations: tuple[str, ...], checkpoints: bool, as_json: 
     previous ones. The run may still be going on. Exit with 1 if a location could not be read.
     """
     from launcher.collect.collection import collect as collect_folders
-    from launcher.views.print_summary import failure_lines, print_summary
+    from launcher.views.print_summary import show_summary
 
     console = make_console(err=as_json)
     for location in map(Path, locations):
@@ -36,12 +35,7 @@ def collect(into: Path, locations: tuple[str, ...], checkpoints: bool, as_json: 
         if os.path.isfile(location / "run.yaml"):
             open_run(location)
     collected = collect_folders(into, locations, console.print, checkpoints)
-    if as_json:
-        echo(json.dumps(collected.summary.to_dict()))
-    else:
-        print_summary(collected.summary, console)
-    for line in failure_lines(collected.summary):
-        echo(line, err=True)
+    show_summary(collected.summary, console, as_json=as_json)
     for name, reason in collected.unread.items():
         echo(f"{name}: cannot be read: {reason}", err=True)
     echo(f"run: {collected.folder.root}", err=as_json)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.group import JSON, MASKED, FiniteNumber, open_all
-from launcher.formatting.console import echo, make_console
+from launcher.formatting.console import echo, make_console, make_table
 
 if TYPE_CHECKING:
-    from launcher.comparison.groups import Member
-    from launcher.comparison.lines import Line
-    from launcher.comparison.results import Options, Results
-    from launcher.comparison.tables import Format
-    from launcher.facts.sweep_folder import Point
+    from launcher.comparison.groups import ComparedRun
+    from launcher.comparison.lines import RunFigures
+    from launcher.comparison.results import CompareOptions, Results
+    from launcher.comparison.tables import TableFormat
+    from launcher.facts.sweep_folder import SweepRun
     from p2pfl.run_folder.folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -36,17 +36,13 @@ class Fraction(click.ParamType[float]):
         except ValueError:
             found = -1.0
         if not 0 < found <= 1:
-            self.fail(f"{text!r} is no accuracy; expected a fraction above 0 such as 0.8, or 80%", param, ctx)
+            self.fail(f"{text!r} is not an accuracy; expected a fraction above 0 such as 0.8, or 80%", param, ctx)
         return found
 
 
-class Columns(click.ParamType[tuple[str, ...]]):
-    """Names of columns, separated by commas."""
-
-    name = "columns"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        return tuple(name.strip() for name in str(value).split(","))
+def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Parse names of columns, separated by commas."""
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 @click.command()
@@ -73,7 +69,7 @@ class Columns(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--columns",
     metavar="NAME,…",
-    type=Columns(),
+    callback=_names,
     help="Only these, in this order: seeds, accuracy, worst, rounds, at-bytes, at-time, sent, time, difference, p, "
     "or metrics of the run files.",
 )
@@ -82,7 +78,7 @@ class Columns(click.ParamType[tuple[str, ...]]):
 def compare(
     runs: tuple[Path, ...],
     masked: bool | None,
-    form: Format,
+    form: TableFormat,
     as_json: bool,
     columns: tuple[str, ...] | None,
     **wanted: Any,
@@ -94,26 +90,26 @@ def compare(
     that differ in masked_test are compared only with --masked or --unmasked. Exit with 1 if a peer of a run did not
     finish.
     """
-    from launcher.comparison.results import Options
+    from launcher.comparison.results import CompareOptions
     from launcher.facts.sweep_folder import is_sweep
 
     members = open_all(runs)
     if not members:
         echo(f"no run of {', '.join(map(str, runs))} has begun", err=True)
         sys.exit(1)
-    options = Options(**wanted)
+    options = CompareOptions(**wanted)
     if columns is not None and (as_json or form in ("csv", "json")):
         raise click.UsageError("--columns: csv and json have all columns")
-    grouped = any(map(is_sweep, runs)) or options != Options() or columns is not None
+    grouped = any(map(is_sweep, runs)) or options != CompareOptions() or columns is not None
     form = "json" if as_json else form
     sys.exit(0 if show(members, masked, options, form, grouped=grouped, columns=columns) else 1)
 
 
 def show(
-    members: Sequence[tuple[RunFolder, Point | None]],
+    members: Sequence[tuple[RunFolder, SweepRun | None]],
     masked: bool | None,
-    options: Options,
-    form: Format,
+    options: CompareOptions,
+    form: TableFormat,
     *,
     grouped: bool = False,
     columns: Sequence[str] | None = None,
@@ -126,12 +122,12 @@ def show(
         columns: of the table of groups; None: all.
         more: further keys of the JSON object.
     """
-    from launcher.comparison.groups import Member
+    from launcher.comparison.groups import ComparedRun
     from launcher.comparison.lines import differences, lines
     from launcher.comparison.results import results
     from launcher.comparison.tables import texts
 
-    found = [Member.of(folder, point) for folder, point in members]
+    found = [ComparedRun.of(folder, point) for folder, point in members]
     compared = lines(found, masked)
     if form == "table" and not grouped and not _has_groups(found):
         _show_runs(found, compared)
@@ -154,7 +150,7 @@ def _has_groups(members: Sequence[Any]) -> bool:
     return any(len({member.seed for member in part.members}) > 1 for part in group(members))
 
 
-def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
+def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -> None:
     from launcher.comparison.groups import varied
     from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
@@ -171,7 +167,7 @@ def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
             console.print(further)
     if several:
         console.print()
-        console.print(different_tests(sets, differing(members)), style="dim")
+        console.print(different_tests(differing(members)), style="dim")
     warned = differences(members)
     for key, values in warned.items():
         echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
@@ -181,7 +177,7 @@ def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
 
 
 def _show_json(
-    compared: Sequence[Line], different: dict[str, list[Any]], found: Results, more: dict[str, Any]
+    compared: Sequence[RunFigures], different: dict[str, list[Any]], found: Results, more: dict[str, Any]
 ) -> None:
     from dataclasses import asdict
 
@@ -192,15 +188,10 @@ def _show_json(
 
 
 def _show_groups(found: Results, columns: Sequence[str] | None) -> None:
-    from rich.table import Table
-
     from launcher.comparison.tables import page
 
     shown = page(found, columns)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for at, head in enumerate(shown.head):
-        left = at < shown.left
-        table.add_column(head, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    table = make_table(shown.head, [], left=shown.head[: shown.left])
     for at, row in enumerate(shown.rows):
         table.add_row(*row, style="bold" if shown.bold and at == shown.bold[0] else "")
     console = make_console()

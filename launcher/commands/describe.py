@@ -16,7 +16,6 @@ from launcher.formatting.console import echo, print_table
 if TYPE_CHECKING:
     from p2pfl.inputs import Kind
     from p2pfl.run_file.run import Run
-    from p2pfl.run_file.schema import Data
     from p2pfl.run_folder.folder import RunFolder
 
 MOST_WINDOWS = 12
@@ -48,18 +47,18 @@ def algorithms(name: str | None, plugins: tuple[str, ...], as_json: bool) -> Non
             echo(f"    {paper}")
         if name:
             echo()
-            print_table(
-                ["hyper-parameter", "type", "default", "description"],
-                [
-                    [note["name"], note["type"], _yaml_value(note["default"]), note["text"]]
-                    for note in algorithm["hyper"]
-                ],
-            )
+            _print_notes("hyper-parameter", algorithm["hyper"])
 
 
-def _yaml_value(value: object) -> str:
-    """Format a value as in a run file: null, true, [0.1, 1]."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+def _print_notes(what: str, notes: list[dict[str, Any]]) -> None:
+    """Print a table of options; their defaults as in a run file: null, true, [0.1, 1]."""
+    rows = []
+    for note in notes:
+        default = note["default"]
+        shown = default if isinstance(default, str) else json.dumps(default, default=str)
+        rows.append([note["name"], note["type"], shown, note["text"]])
+    if rows:
+        print_table([what, "type", "default", "description"], rows)
 
 
 @click.command()
@@ -97,11 +96,7 @@ def names(kind: str | None, name: str | None, plugins: tuple[str, ...], as_json:
         print_table(["name", "description"], [[each["name"], each["summary"]] for each in found])
     else:
         echo(f": {found['summary']}", prefix=click.style(found["name"], bold=True))
-        rows = [
-            [note["name"], note["type"], _yaml_value(note["default"]), note["text"]] for note in found["parameters"]
-        ]
-        if rows:
-            print_table(["parameter", "type", "default", "description"], rows)
+        _print_notes("parameter", found["parameters"])
 
 
 def _numbers(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
@@ -152,7 +147,7 @@ def models(
 ) -> None:
     """List models and their costs; with NAME, of one group or model.
 
-    FLOPs are those of the forward pass of one input. The last columns are the bytes that a peer sends: for the whole
+    FLOPs are of the forward pass of one input. The last columns are the bytes that a peer sends: for the whole
     model, for its head, or for a prototype of each class.
     """
     from launcher.views.describe import describe_models
@@ -208,7 +203,8 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     weights, those after the last complete round as edges. Of a time-varying graph, edges and degrees are those of its
     connections, the union over all rounds, and the picture shows the spectral gap over time.
     """
-    from launcher.views.describe import describe_graph, describe_over_time, draw_over_time
+    from launcher.report.drawings import draw_over_time
+    from launcher.views.describe import describe_graph, describe_over_time
     from p2pfl.run_file.load import load
     from p2pfl.run_folder.folder import RunFolder
 
@@ -243,15 +239,16 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
 
 def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
     """Draw the graph, with groups if the data is on this host, and the weights of a run if there are any."""
-    from launcher.views.graph_picture import draw_graph
+    from launcher.report.drawings import draw_graph
     from p2pfl.api import RecordedRun
     from p2pfl.errors import MissingExtra, RunFileError, RunFolderError
     from p2pfl.session.build import load_data
 
     groups = weights = None
     try:
-        if run.file.data.download:  # a picture is no reason to download a dataset
-            run = replace(run, file=run.file.model_copy(update={"data": _without_download(run.file.data)}))
+        if run.file.data.download:  # do not download a dataset for a picture
+            data = run.file.data.model_copy(update={"download": False})
+            run = replace(run, file=run.file.model_copy(update={"data": data}))
         groups = [subset.group for subset in load_data(run)[1]]
     except (RunFileError, MissingExtra) as error:
         echo(f"without colors of groups, because the data is not available: {error}", err=True)
@@ -264,10 +261,6 @@ def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
             echo(f"without weights: {folder.root} has the files of {present} of {run.peers} peers", err=True)
             weights = None
     draw_graph(run.topology, file, groups, weights)
-
-
-def _without_download(data: Data) -> Data:
-    return data.model_copy(update={"download": False})
 
 
 def _print_over_time(described: dict[str, Any]) -> None:
@@ -305,7 +298,8 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
 
     Consecutive peers with equal numbers share a row. Then come the names of the classes, if they have any.
     """
-    from launcher.views.partition import class_rows, describe, draw, rows
+    from launcher.report.drawings import draw_partition
+    from launcher.views.partition import class_rows, describe, rows
     from p2pfl.run_file.load import load
     from p2pfl.run_folder.folder import RunFolder
     from p2pfl.session.build import check_models, load_data
@@ -316,7 +310,7 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
         echo(f"warning: {remark}", err=True)
     described = describe(run, *loaded)
     if png is not None:
-        draw(described, png)
+        draw_partition(described, png)
         echo(f"wrote {png}", err=True)
     if as_json:
         echo(json.dumps(described))

@@ -11,7 +11,7 @@ from launcher.commands.group import open_all
 from launcher.formatting.console import echo
 
 if TYPE_CHECKING:
-    from launcher.export import Format
+    from launcher.export import ExportFormat
 
 
 @click.command()
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("exported"),
     show_default=True,
-    help="Folder for the files; those of an earlier export are replaced.",
+    help="Folder for the files; files of an earlier export are replaced.",
 )
-def export(runs: tuple[Path, ...], form: Format, out: Path) -> None:
+def export(runs: tuple[Path, ...], form: ExportFormat, out: Path) -> None:
     """Write the records of runs for other programs.
 
     A sweep stands for its runs. csv and parquet have a row for each peer and round, and the columns of `metrics()` of

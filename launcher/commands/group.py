@@ -18,7 +18,7 @@ from p2pfl.errors import P2pflError, RunFileError
 from p2pfl.terminal import legible, printable, wants_color
 
 if TYPE_CHECKING:
-    from launcher.facts.sweep_folder import Point
+    from launcher.facts.sweep_folder import SweepRun
     from p2pfl.run_folder.folder import RunFolder
 
 
@@ -31,7 +31,7 @@ def open_run(run: Path) -> RunFolder:
     return folder
 
 
-def open_all(runs: Iterable[Path]) -> list[tuple[RunFolder, Point | None]]:
+def open_all(runs: Iterable[Path]) -> list[tuple[RunFolder, SweepRun | None]]:
     """Open runs as ``open_run`` does; a sweep stands for its runs that have begun. Raises RunFolderError."""
     from launcher.facts.sweep_folder import expand
 
@@ -80,7 +80,7 @@ class HelpFormatter(click.HelpFormatter):
 click.Context.formatter_class = HelpFormatter
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that prints errors of this project without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -94,7 +94,7 @@ class Group(click.Group):
             ctx.exit(2 if isinstance(error, RunFileError) else 1)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="p2pfl-mesh", prog_name="p2pfl-mesh")
 def commands() -> None:
     """Peer-to-peer personalized learning: every client is a process; there is no server."""
@@ -146,7 +146,7 @@ MASKED = click.option(
     "--masked/--unmasked",
     "masked",
     default=None,
-    help="Count only the scores of local classes, or those of all classes; default: masked_test of the run file.",
+    help="Count only the scores of local classes, or of all classes; default: masked_test of the run file.",
 )
 
 

@@ -15,7 +15,7 @@ from launcher.commands.group import JSON, MASKED, RUN, open_run
 from launcher.formatting.console import echo, make_console, print_table
 
 if TYPE_CHECKING:
-    from launcher.facts.logs import Entry
+    from launcher.facts.logs import LogEntry
     from launcher.facts.runs import RunLine
     from p2pfl.run_folder.folder import RunFolder
 
@@ -32,7 +32,7 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
     from launcher.formatting import percent
 
     root = folder or Path("runs")
-    # The default folder does not exist before the first launch, which is no error.
+    # The default folder does not exist before the first launch. That is not an error.
     lines = list(find_runs(root)) if folder is not None or root.exists() else []
     if as_json:
         echo(json.dumps([vars(line) for line in lines]))
@@ -112,7 +112,7 @@ def logs(
             sys.exit(128 + signal.SIGINT)
 
 
-def _print_entry(entry: Entry, several: bool) -> None:
+def _print_entry(entry: LogEntry, several: bool) -> None:
     colors = ("cyan", "green", "yellow", "magenta", "blue", "red")
     prefix = click.style(f"{entry.peer:>3} │ ", fg=colors[entry.peer % len(colors)]) if several else ""
     for line in entry.text.split("\n"):

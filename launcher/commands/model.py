@@ -25,7 +25,7 @@ from launcher.formatting.console import echo
 def model(run: Path, peer: int, output: Path, force: bool) -> None:
     """Write a peer's weights as a state_dict of PyTorch.
 
-    They are those of its last checkpoint. torch.load("net.pt", weights_only=True) returns them, and load_state_dict
+    They are from its last checkpoint. torch.load("net.pt", weights_only=True) returns them, and load_state_dict
     of the class that the run file names takes them. Models of p2pfl keep their names, backbone... and head...
     """
     if os.path.lexists(output) and not force:

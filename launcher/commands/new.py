@@ -21,7 +21,7 @@ FILES = ("README.md", "method.py", "study.yaml", "test_method.py")
 def new(folder: Path) -> None:
     """Write a small project that works at once.
 
-    It has a plug-in, a run file, a test and a README. FOLDER must be new or empty; its name is that of the study.
+    It has a plug-in, a run file, a test and a README. FOLDER must be new or empty; it names the study.
     """
     create(folder)
     echo(f"{folder}: {', '.join(FILES)}")

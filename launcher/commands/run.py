@@ -344,38 +344,22 @@ def _run(
 ) -> None:
     """Run a backend, print its summary and exit."""
     from launcher.lossy_output import outliving_readers
-
-    with outliving_readers():
-        finished = _run_and_print(backend, as_json, ui, metrics)
-    sys.exit(0 if finished else 1)
-
-
-def _run_and_print(
-    backend: Callable[[Console, Watching], tuple[RunFolder, Summary]],
-    as_json: bool,
-    ui: bool,
-    metrics: tuple[str, int] | None,
-) -> bool:
-    """Return whether every peer has finished."""
-    from launcher.views.print_summary import failure_lines, print_summary
+    from launcher.views.print_summary import show_summary
     from launcher.watching import watching
 
-    console = make_console(err=as_json)
-    if console.is_terminal:
-        console.print("importing torch and checking the run file", style="dim")  # takes seconds
-    with watching(console, ui, metrics) as watched:
-        folder, summary = backend(console, watched)
-    if as_json:
-        echo(json.dumps(summary.to_dict()))
-    else:
-        print_summary(summary, console)
-    for line in failure_lines(summary):
-        echo(line, err=True)
-    console.print(_report_line(folder), soft_wrap=True)
-    if any(peer.ended == "stopped" for peer in summary.peers):
-        where = ", in an allocation of Slurm," * (folder.info.get("hosts", {}).get("backend") == "slurm")
-        echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)
-    return summary.finished
+    with outliving_readers():
+        console = make_console(err=as_json)
+        if console.is_terminal:
+            console.print("importing torch and checking the run file", style="dim")  # takes seconds
+        with watching(console, ui, metrics) as watched:
+            folder, summary = backend(console, watched)
+        show_summary(summary, console, as_json=as_json)
+        console.print(_report_line(folder), soft_wrap=True)
+        if any(peer.ended == "stopped" for peer in summary.peers):
+            on_slurm = folder.info.get("hosts", {}).get("backend") == "slurm"
+            where = ", in an allocation of Slurm," if on_slurm else ""
+            echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)
+    sys.exit(0 if summary.finished else 1)
 
 
 def _report_line(folder: RunFolder) -> str:

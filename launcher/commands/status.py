@@ -23,15 +23,10 @@ def show(run: Path, as_json: bool) -> None:
     has not finished.
     """
     from launcher.facts.summary import current_summary
-    from launcher.views.print_summary import failure_lines, print_summary
+    from launcher.views.print_summary import show_summary
 
     summary = current_summary(open_run(run))
-    if as_json:
-        echo(json.dumps(summary.to_dict()))
-    else:
-        print_summary(summary, make_console())
-    for line in failure_lines(summary):
-        echo(line, err=True)
+    show_summary(summary, make_console(), as_json=as_json)
     sys.exit(0 if summary.finished else 1)
 
 

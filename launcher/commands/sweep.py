@@ -16,10 +16,10 @@ from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from launcher.facts.sweep_folder import SweepFolder
-    from launcher.sweep.runner import Progress
+    from launcher.sweep.runner import SweepProgress
 
 ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "space")
-"""Options that say what a new sweep is; those of an existing one are in its folder."""
+"""Options that say what a new sweep is; an existing one has them in its folder."""
 
 MOST_SEEDS = 10_000
 """Every run has a folder and is checked before the first one starts."""
@@ -33,11 +33,11 @@ MOST_SEEDS = 10_000
     metavar="KEY=V1,V2,…",
     help="Values of a key, e.g. algorithm.lr=0.01,0.1 or algorithm=a.yaml,b.yaml; repeatable: all combinations.",
 )
-@click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), help="Number of seeds, from that of FILE on.")
+@click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), help="Number of seeds, from the seed of FILE on.")
 @click.option(
     "--optuna", "space", type=click.Path(path_type=Path), help="Search the space in this YAML file instead."
 )
-@click.option("--trials", type=click.IntRange(min=1), help="Number of trials of --optuna; default: that of its file.")
+@click.option("--trials", type=click.IntRange(min=1), help="Number of trials of --optuna; default: as in its file.")
 @SETS
 @click.option("--rounds", type=click.IntRange(min=1), help="Short for --set rounds=N.")
 @click.option("--simulate", is_flag=True, help="Simulate the runs instead of launching one process per peer.")
@@ -98,14 +98,14 @@ def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
     """Run what has not finished, and report. Return the exit status."""
     from launcher.lossy_output import dropping
     from launcher.sweep.display import SweepDisplay
-    from launcher.sweep.runner import Queue, Runner, Source, default_jobs
+    from launcher.sweep.runner import Queue, Runner, RunSource, default_jobs
 
     for _, run in folder.runs():
         open_run(run.root)
     with folder.locked():
         console = make_console(err=as_json)
         console.print(f"sweep: {folder.root}", soft_wrap=True)
-        source: Source
+        source: RunSource
         if folder.sweep.search is not None:
             from launcher.sweep.search import Search
 
@@ -149,7 +149,7 @@ def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
 
 
 def _run_task(folder: SweepFolder, task: int) -> None:
-    """Run one run, while other tasks of a job array, on whatever hosts, run the others."""
+    """Run one run, while other tasks of a job array run the others on any hosts."""
     from launcher.errors import SweepError
     from launcher.lossy_output import dropping, outliving_readers
     from launcher.sweep.display import SweepDisplay
@@ -234,7 +234,9 @@ def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
             )
 
 
-def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_json: bool, retries: bool) -> bool:
+def _report(
+    folder: SweepFolder, progress: SweepProgress, best: Sequence[str], *, as_json: bool, retries: bool
+) -> bool:
     """Print the table of the finished runs, and the failures. Return whether all runs have finished.
 
     Args:
@@ -242,7 +244,7 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
         retries: whether continuing the sweep starts failed runs again.
     """
     from launcher.commands.compare import show
-    from launcher.comparison.results import Options
+    from launcher.comparison.results import CompareOptions
     from launcher.errors import CompareError
 
     done = [(run, point) for point, run in folder.runs() if folder.state(point.name) == "finished"]
@@ -257,7 +259,15 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
     shown = False
     if done:
         try:
-            show(done, None, Options(), "json" if as_json else "table", grouped=True, columns=columns, more=state)
+            show(
+                done,
+                None,
+                CompareOptions(),
+                "json" if as_json else "table",
+                grouped=True,
+                columns=columns,
+                more=state,
+            )
             shown = True
         except CompareError as error:  # the runs are there nevertheless
             echo(f"no table: {error}", err=True)

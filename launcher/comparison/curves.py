@@ -13,7 +13,7 @@ from p2pfl.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """The state of a run after a round in which peers were evaluated.
 
     Attributes:
@@ -29,19 +29,12 @@ class Point:
     seconds: float
 
 
-def curve(folder: RunFolder, masked: bool, as_recorded: bool) -> list[Point]:
-    """Return the curve of a run, by round.
-
-    Args:
-        masked: of the accuracies where only the scores of local classes count.
-        as_recorded: ``masked`` is what the run file says.
-    """
+def curve(folder: RunFolder, masked: bool) -> list[CurvePoint]:
+    """Return the curve of a run by round; ``masked``: only the scores of local classes count."""
     # Not whole records: with many neighbors they are large.
     rounds: dict[int, list[tuple[PeerId, int, float, float | None]]] = defaultdict(list)
     for record in records.read(folder):
         accuracy = record.accuracy_with(masked=masked)
-        if accuracy is None and as_recorded:  # an earlier version of p2pfl
-            accuracy = record.accuracy
         rounds[record.t].append((record.peer, record.bytes_sent, record.elapsed, accuracy))
     points = []
     accuracies: dict[PeerId, float] = {}
@@ -53,20 +46,20 @@ def curve(folder: RunFolder, masked: bool, as_recorded: bool) -> list[Point]:
             if accuracy is not None:
                 accuracies[peer] = accuracy
         if any(accuracy is not None for *_, accuracy in rounds[t]):
-            points.append(Point(t + 1, fmean(accuracies.values()), total, seconds))
+            points.append(CurvePoint(t + 1, fmean(accuracies.values()), total, seconds))
     return points
 
 
-def at_bytes(points: Sequence[Point], budget: float) -> float | None:
+def at_bytes(points: Sequence[CurvePoint], budget: float) -> float | None:
     """Return the accuracy of the last evaluation before more than ``budget`` bytes were sent; None before any."""
     return next((point.accuracy for point in reversed(points) if point.bytes_sent <= budget), None)
 
 
-def at_seconds(points: Sequence[Point], budget: float) -> float | None:
+def at_seconds(points: Sequence[CurvePoint], budget: float) -> float | None:
     """Return the accuracy of the last evaluation within ``budget`` seconds; None before any."""
     return next((point.accuracy for point in reversed(points) if point.seconds <= budget), None)
 
 
-def rounds_to(points: Sequence[Point], target: float) -> int | None:
+def rounds_to(points: Sequence[CurvePoint], target: float) -> int | None:
     """Return after how many rounds the accuracy has first reached ``target``; None if it never has."""
     return next((point.rounds for point in points if point.accuracy >= target), None)

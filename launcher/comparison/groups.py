@@ -12,10 +12,9 @@ from launcher.comparison.statistics import mean_by_seed
 from launcher.comparison.test_sets import DATASET, WasTested, differing, names
 from launcher.errors import CompareError
 from launcher.facts.summary import Summary, current_summary, settings
-from launcher.facts.sweep_folder import Point
+from launcher.facts.sweep_folder import SweepRun
 from launcher.formatting.flat import flatten
 from launcher.formatting.labels import LONGEST_VALUE, short, value_text
-from p2pfl.errors import RunFolderError
 from p2pfl.options import did_you_mean
 from p2pfl.run_folder.folder import RunFolder
 
@@ -26,7 +25,7 @@ TEST_SET = "test set"
 
 
 @dataclass(frozen=True)
-class Member:
+class ComparedRun:
     """One run.
 
     Attributes:
@@ -44,14 +43,11 @@ class Member:
     tested: WasTested
 
     @classmethod
-    def of(cls, folder: RunFolder, point: Point | None) -> Member:
+    def of(cls, folder: RunFolder, point: SweepRun | None) -> ComparedRun:
         """Read a run, with its point in a sweep. Raises RunFolderError if it is damaged."""
-        try:
-            plain, summary = settings(folder), current_summary(folder)
-            compared = flatten({**plain, "masked_test": summary.masked_test})
-            values = {key: value for key, value in compared if key not in NOT_COMPARED}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
+        summary, plain = current_summary(folder), settings(folder)
+        compared = flatten({**plain, "masked_test": summary.masked_test})
+        values = {key: value for key, value in compared if key not in NOT_COMPARED}
         tested_on = {peer.peer: peer.tested_on for peer in summary.peers}
         if sha := next((found["dataset"] for found in tested_on.values() if found.get("dataset")), None):
             values[DATASET] = sha[:12]
@@ -84,7 +80,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs with the same values.
 
     Attributes:
@@ -93,7 +89,7 @@ class Group:
     """
 
     labels: Mapping[str, str]
-    members: tuple[Member, ...]
+    members: tuple[ComparedRun, ...]
     test_set: str = "A"
 
     @property
@@ -109,7 +105,7 @@ class Group:
         return f"{name} (test set {self.test_set})" if TEST_SET in self.labels else name
 
     @property
-    def counted(self) -> list[Member]:
+    def counted(self) -> list[ComparedRun]:
         return [member for member in self.members if member.counts]
 
     def by_seed(self) -> dict[int, float]:
@@ -117,7 +113,7 @@ class Group:
         return dict(sorted(mean_by_seed((member.seed, member.accuracy) for member in self.counted).items()))
 
 
-def common_mask(members: Sequence[Member], remedy: str) -> bool:
+def common_mask(members: Sequence[ComparedRun], remedy: str) -> bool:
     """Return whether the accuracies of all runs count the scores of local classes only.
 
     Raises:
@@ -131,19 +127,18 @@ def common_mask(members: Sequence[Member], remedy: str) -> bool:
     return members[0].summary.masked_test
 
 
-def group(members: Sequence[Member], masked: bool = False) -> list[Group]:
+def group(members: Sequence[ComparedRun], masked: bool = False) -> list[RunGroup]:
     """Return the groups, in the order of their first runs.
 
     Args:
         masked: the accuracies to compare count only the scores of local classes.
     """
-    found: dict[str, list[Member]] = {}
+    found: dict[str, list[ComparedRun]] = {}
     datasets: dict[str, str] = {}
     for member in members:
-        # Without nulls: an earlier version of p2pfl may not know a key whose default is null.
+        # Without nulls: another version of p2pfl may not have a key whose default is null.
         values = {key: value for key, value in member.values.items() if value is not None}
-        # Likewise, runs with an unknown dataset count to the first ones that have the same run file.
-        dataset = values.pop(DATASET, None)
+        dataset = values.pop(DATASET, None)  # unknown until a peer has started: then the run file decides
         key = json.dumps(values, sort_keys=True, default=str)
         if dataset is not None and datasets.setdefault(key, dataset) != dataset:
             key += dataset
@@ -153,15 +148,15 @@ def group(members: Sequence[Member], masked: bool = False) -> list[Group]:
     sets = names(parts, masked)
     if len(set(sets)) > 1:
         labels = [{**label, TEST_SET: name} for label, name in zip(labels, sets, strict=True)]
-    return [Group(*each) for each in zip(labels, map(tuple, parts), sets, strict=True)]
+    return [RunGroup(*each) for each in zip(labels, map(tuple, parts), sets, strict=True)]
 
 
-def other_tests(groups: Sequence[Group]) -> list[str]:
+def other_tests(groups: Sequence[RunGroup]) -> list[str]:
     """Return in what groups differ that were tested on other samples; empty if all were tested on the same."""
     return differing([part.members[0] for part in groups]) if len({part.test_set for part in groups}) > 1 else []
 
 
-def _labels_of_sweep(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]] | None:
+def _labels_of_sweep(parts: Sequence[Sequence[ComparedRun]]) -> list[dict[str, str]] | None:
     """Return the labels that a sweep gives its runs; None if they do not name every group."""
     labels = [dict(part[0].labels or {}) for part in parts]
     keys = {tuple(label) for label in labels}
@@ -169,7 +164,7 @@ def _labels_of_sweep(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]] 
     return labels if len(keys) == 1 and keys != {()} and len(distinct) == len(parts) else None
 
 
-def _labels_of_values(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]]:
+def _labels_of_values(parts: Sequence[Sequence[ComparedRun]]) -> list[dict[str, str]]:
     """Choose the first keys that tell all groups apart, the algorithm's before others."""
     values = [part[0].values for part in parts]
     for longest in (LONGEST_VALUE, sys.maxsize):
@@ -204,8 +199,8 @@ def differences(runs: Sequence[Mapping[str, Any]], absent: Any = None) -> dict[s
 def varied(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the keys in which runs differ, as ``differences`` does, besides those that follow from others.
 
-    A parameter that only some runs have is no difference by itself if the name of what it belongs to differs. Nor is
-    the hash of the dataset that a run of an earlier version lacks, or that differs because of another key.
+    A parameter that only some runs have follows from the name of what it belongs to. The hash of the dataset follows
+    from the keys of the dataset; a run that lacks it has not started.
     """
     keys = dict.fromkeys(key for run in runs for key in run)
     found = {}
@@ -224,7 +219,7 @@ def _distinct(values: Iterable[Any]) -> int:
     return len({json.dumps(value, sort_keys=True, default=str) for value in values})
 
 
-def find_baseline(groups: Sequence[Group], text: str | None) -> Group:
+def find_baseline(groups: Sequence[RunGroup], text: str | None) -> RunGroup:
     """Return the group that ``--baseline`` means: by its name, or by one of its labels; by default the first.
 
     Raises:
@@ -244,7 +239,7 @@ def find_baseline(groups: Sequence[Group], text: str | None) -> Group:
     raise CompareError(f"--baseline {text}: {problem}; the groups are: {'; '.join(names)}{hint}")
 
 
-def _has(found: Group, part: str) -> bool:
+def _has(found: RunGroup, part: str) -> bool:
     """Whether a group has the label ``0.01``, ``lr=0.01`` or ``algorithm.lr=0.01``."""
     key, equals, label = part.rpartition("=")
     return any(

@@ -4,21 +4,19 @@ Accuracies of one comparison mean one thing: all masked or all unmasked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.table import Table
 
 from launcher import formatting
 from launcher.comparison import groups
-from launcher.comparison.groups import Member, common_mask
-from launcher.errors import CompareError
+from launcher.comparison.groups import ComparedRun, common_mask
 from launcher.facts.summary import MetricSpread, Spread
+from launcher.formatting.console import make_table
 from launcher.formatting.flat import flatten
-
-S = TypeVar("S", Spread, MetricSpread)
 
 COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models")
 """Keys of the run file in which comparable runs agree."""
@@ -27,14 +25,14 @@ BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momen
 
 
 @dataclass(frozen=True)
-class Line:
+class RunFigures:
     """The results of one run.
 
     Attributes:
         finished: number of peers that finished.
         masked: ``accuracy`` and ``extra_metrics`` count only the scores of local classes.
-        metrics: those that the run file names; none if they are of the other scores.
-        other_accuracy: the one of both that ``accuracy`` is not; None if it was not recorded.
+        metrics: named by the run file; none if they are of the other scores.
+        other_accuracy: the unmasked one if ``masked``, else the masked one.
         best: None if the run recorded it for the other accuracy.
         bytes_sent: by all peers, including headers.
         seconds: from the request for the peers to the last exit; the time of the slowest peer if not measured.
@@ -56,21 +54,21 @@ class Line:
     seconds: float
 
 
-def lines(members: Sequence[Member], masked: bool | None = None) -> list[Line]:
+def lines(members: Sequence[ComparedRun], masked: bool | None = None) -> list[RunFigures]:
     """Return a line for each run, in the given order.
 
     Args:
         masked: compare the masked or the unmasked accuracies; None: as the runs' ``masked_test`` says.
 
     Raises:
-        CompareError: the runs differ in ``masked_test``, or one did not record the accuracy that is asked for.
+        CompareError: the runs differ in ``masked_test``.
     """
     if masked is None:
         masked = common_mask(members, "give --masked or --unmasked to compare the same one of all runs")
     return [_line(member, masked) for member in members]
 
 
-def _line(member: Member, masked: bool) -> Line:
+def _line(member: ComparedRun, masked: bool) -> RunFigures:
     summary = member.summary
     chosen, other = dict(summary.unmasked_accuracies), summary.masked_accuracies
     if masked:
@@ -79,12 +77,7 @@ def _line(member: Member, masked: bool) -> Line:
     accuracy, extra_metrics = chosen.pop("personal", None), chosen
     if as_recorded:
         accuracy, extra_metrics = summary.accuracy, summary.extra_metrics
-    elif accuracy is None and summary.accuracy is not None:
-        raise CompareError(
-            f"{summary.run}: has no {'masked' if masked else 'unmasked'} accuracies: an earlier version of p2pfl "
-            f"recorded it; `p2pfl evaluate {summary.run}` shows both"
-        )
-    return Line(
+    return RunFigures(
         run=summary.run,
         algorithm=summary.algorithm,
         finished=sum(peer.ended == "finished" for peer in summary.peers),
@@ -102,7 +95,7 @@ def _line(member: Member, masked: bool) -> Line:
     )
 
 
-def differences(members: Sequence[Member]) -> dict[str, list[Any]]:
+def differences(members: Sequence[ComparedRun]) -> dict[str, list[Any]]:
     """Return the dotted keys of COMMON_KEYS and BUDGET_KEYS in which the runs differ, with the value of each run."""
     return groups.differences([dict(_compared(member.settings)) for member in members])
 
@@ -115,78 +108,62 @@ def _compared(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"algorithm.{key}", None if key == unused else algorithm.get(key, "ce" if key == "loss" else None)
 
 
-def table(compared: Sequence[Line], test_sets: Sequence[str] | None = None) -> Table:
+def table(compared: Sequence[RunFigures], test_sets: Sequence[str] | None = None) -> Table:
     """Return a table with one run per row, masked or not as the lines are; the others only where they differ.
 
     Args:
         test_sets: of the lines, if they differ.
     """
-    differ = any(line.other_accuracy != line.accuracy for line in compared)
-    has_global = any(line.global_accuracy for line in compared)
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column("run", overflow="fold")  # the only column that a narrow terminal breaks into lines
-    result.add_column("algorithm", no_wrap=True)
-    if test_sets is not None:
-        result.add_column("test set")
     chosen, other = ("masked %", "unmasked %") if compared[0].masked else ("unmasked %", "masked %")
-    more = [*[other] * differ, *["global %"] * has_global]
-    columns = ("peers", chosen, "worst 10 %", "best %", *more, "messages", "sent", "time")
-    for column in columns:
-        result.add_column(column, justify="right", no_wrap=True)
-    for at, line in enumerate(compared):
-        result.add_row(
-            Path(line.run).name,
-            line.algorithm,
-            *([] if test_sets is None else [test_sets[at]]),
-            f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
-            _spread(line.accuracy),
-            formatting.percent(line.accuracy.worst_tenth) if line.accuracy else formatting.percent(None),
-            _spread(line.best),
-            *[_spread(line.other_accuracy)] * differ,
-            *[_spread(line.global_accuracy)] * has_global,
-            str(line.messages),
-            formatting.size(line.bytes_sent),
-            formatting.duration(line.seconds),
-        )
-    return result
+    rows = [
+        {
+            "run": Path(line.run).name,
+            "algorithm": line.algorithm,
+            "test set": test_sets[at] if test_sets else "",
+            "peers": f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
+            chosen: _spread(line.accuracy),
+            "worst 10 %": formatting.percent(line.accuracy.worst_tenth if line.accuracy else None),
+            "best %": _spread(line.best),
+            other: _spread(line.other_accuracy),
+            "global %": _spread(line.global_accuracy),
+            "messages": str(line.messages),
+            "sent": formatting.size(line.bytes_sent),
+            "time": formatting.duration(line.seconds),
+        }
+        for at, line in enumerate(compared)
+    ]
+    shown = {
+        "test set": test_sets is not None,
+        other: any(line.other_accuracy != line.accuracy for line in compared),
+        "global %": any(line.global_accuracy for line in compared),
+    }
+    head = [column for column in rows[0] if shown.get(column, True)]
+    return make_table(head, [[row[key] for key in head] for row in rows], left=("run", "algorithm", "test set"))
 
 
-def extra_metrics_table(compared: Sequence[Line]) -> Table | None:
+def extra_metrics_table(compared: Sequence[RunFigures]) -> Table | None:
     """Return a table of the extra metrics, one per row, with one run per column; None if there are none."""
-    return _by_metric("%", compared, lambda line: line.extra_metrics, _spread)
+    return _by_metric("%", compared, [{k: _spread(v) for k, v in line.extra_metrics.items()} for line in compared])
 
 
-def metrics_table(compared: Sequence[Line]) -> Table | None:
+def metrics_table(compared: Sequence[RunFigures]) -> Table | None:
     """Return a table of the metrics that run files name, one per row, with one run per column; None without any."""
-    return _by_metric("metric", compared, lambda line: line.metrics, _plain_spread)
+    return _by_metric(
+        "metric", compared, [{k: _plain_spread(v) for k, v in line.metrics.items()} for line in compared]
+    )
 
 
-def _by_metric(
-    heading: str,
-    compared: Sequence[Line],
-    metrics: Callable[[Line], Mapping[str, S]],
-    text: Callable[[S | None], str],
-) -> Table | None:
-    shown = [line for line in compared if metrics(line)]
-    if not shown:
-        return None
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column(heading)
-    for line in shown:
-        result.add_column(Path(line.run).name, justify="right", no_wrap=True)
-    for name in sorted({name for line in shown for name in metrics(line)}):
-        result.add_row(name, *(text(metrics(line).get(name)) for line in shown))
-    return result
+def _by_metric(heading: str, compared: Sequence[RunFigures], texts: Sequence[Mapping[str, str]]) -> Table | None:
+    names = sorted({name for found in texts for name in found})
+    head = [heading, *(Path(line.run).name for line, found in zip(compared, texts, strict=True) if found)]
+    rows = [[name, *(found.get(name, "–") for found in texts if found)] for name in names]
+    return make_table(head, rows, left=[heading]) if rows else None
 
 
-def _plain_spread(spread: MetricSpread | None) -> str:
-    """Mean ± standard deviation of a metric that is no percentage."""
-    return "–" if spread is None else f"{spread.mean:.4f} ± {spread.std:.4f}"
+def _plain_spread(spread: MetricSpread) -> str:
+    """Mean ± standard deviation of a metric, which is not a percentage."""
+    return f"{spread.mean:.4f} ± {spread.std:.4f}"
 
 
 def _spread(spread: Spread | None) -> str:
-    return (
-        formatting.percent(None)
-        if spread is None
-        else f"{formatting.percent(spread.mean)} ± {formatting.percent(spread.std)}"
-    )
+    return "–" if spread is None else f"{formatting.percent(spread.mean)} ± {formatting.percent(spread.std)}"

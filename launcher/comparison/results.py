@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.comparison import curves
-from launcher.comparison.groups import Group, Member, find_baseline, group, other_tests, varied
-from launcher.comparison.lines import Line
-from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm, mean_by_seed
+from launcher.comparison.groups import ComparedRun, RunGroup, find_baseline, group, other_tests, varied
+from launcher.comparison.lines import RunFigures
+from launcher.comparison.statistics import Statistic, Test, VersusBaseline, compare, holm, mean_by_seed
 from launcher.errors import CompareError
 from p2pfl.options import unknown
 
 
 @dataclass(frozen=True)
-class Options:
+class CompareOptions:
     """What to compare.
 
     Attributes:
@@ -46,9 +46,9 @@ class GroupLine:
         at_bytes, at_seconds: accuracy when the budget was used up.
         rounds_to_target: of the runs that have reached it, whose number is its ``n``.
         bytes_sent, seconds: of one run.
-        metrics: those that the run files name.
+        metrics: named by the run files.
         versus: against the baseline; None for the baseline, and without common seeds or with another test set.
-        test_set: A, B, …: equal for groups that were tested on the same samples; with ``?`` if that is unknown.
+        test_set: A, B, …: equal for groups that were tested on the same samples.
     """
 
     name: str
@@ -64,7 +64,7 @@ class GroupLine:
     bytes_sent: Statistic | None
     seconds: Statistic | None
     metrics: Mapping[str, Statistic]
-    versus: Comparison | None = None
+    versus: VersusBaseline | None = None
     test_set: str = "A"
 
 
@@ -104,12 +104,12 @@ class Results:
 class _Run:
     """A run that counts."""
 
-    member: Member
-    line: Line
-    points: list[curves.Point]
+    member: ComparedRun
+    line: RunFigures
+    points: list[curves.CurvePoint]
 
 
-def results(members: Sequence[Member], lines: Sequence[Line], options: Options) -> Results:
+def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options: CompareOptions) -> Results:
     """Group runs and compare the groups.
 
     Args:
@@ -119,53 +119,44 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         CompareError: there is no such baseline, or metric.
         RunFolderError: records are damaged.
     """
-    runs: dict[int, _Run] = {}
-    for member, line in zip(members, lines, strict=True):
-        if line.finished:
-            as_recorded = bool(member.values["masked_test"]) == line.masked
-            runs[id(member)] = _Run(member, line, curves.curve(member.folder, line.masked, as_recorded))
+    counted = {
+        id(member): _Run(member, line, curves.curve(member.folder, line.masked))
+        for member, line in zip(members, lines, strict=True)
+        if line.finished
+    }
     groups = group(members, lines[0].masked)
-    baseline = find_baseline(groups, options.baseline)
-    counted = list(runs.values())
-    # A run that sends nothing needs no bytes for its accuracy.
-    sent = [run.points[-1].bytes_sent for run in counted if run.points and run.points[-1].bytes_sent]
-    took = [run.points[-1].seconds for run in counted if run.points]
+    runs = [[counted[id(member)] for member in part.members if id(member) in counted] for part in groups]
+    baseline = groups.index(find_baseline(groups, options.baseline))
+    ends = [run.points[-1] for run in counted.values() if run.points]
+    sent = [end.bytes_sent for end in ends if end.bytes_sent]  # a run that sends nothing needs no bytes
+    took = [end.seconds for end in ends]
     budgets = (
         min(sent, default=None) if options.at_bytes is None else options.at_bytes,
         min(took, default=None) if options.at_seconds is None else options.at_seconds,
     )
-    metrics = dict.fromkeys(name for run in counted for name in run.line.metrics)
+    metrics = dict.fromkeys(name for run in counted.values() for name in run.line.metrics)
     if options.metric is not None and not metrics:
         raise CompareError(
             f"--metric {options.metric}: no run has metrics; they are recorded for the scores of masked_test only"
         )
     if options.metric is not None and options.metric not in metrics:
         raise CompareError(unknown(options.metric, metrics, "metric"))
-    figures = {
-        id(part): _tested(options.metric, [runs[id(m)] for m in part.members if id(m) in runs]) for part in groups
-    }
-    others = [part for part in groups if part is not baseline]
-    compared = [
-        compare(figures[id(part)], figures[id(baseline)], options.test)
-        if part.test_set == baseline.test_set
+    figures = [_tested(options.metric, of) for of in runs]
+    versus = [
+        compare(figures[at], figures[baseline], options.test)
+        if at != baseline and part.test_set == groups[baseline].test_set
         else None
-        for part in others
+        for at, part in enumerate(groups)
     ]
-    adjusted = holm([None if found is None else found.p for found in compared])
-    versus = {
-        id(part): None if found is None else replace(found, adjusted=p)
-        for part, found, p in zip(others, compared, adjusted, strict=True)
-    }
+    adjusted = holm([None if found is None else found.p for found in versus])
+    versus = [found and replace(found, adjusted=p) for found, p in zip(versus, adjusted, strict=True)]
     return Results(
         masked=lines[0].masked,
         lines=[
-            replace(
-                _line(part, [runs[id(member)] for member in part.members if id(member) in runs], budgets, options),
-                versus=versus.get(id(part)),
-            )
-            for part in groups
+            replace(_line(part, of, budgets, options), versus=found)
+            for part, of, found in zip(groups, runs, versus, strict=True)
         ],
-        baseline=baseline.name,
+        baseline=groups[baseline].name,
         metric=options.metric,
         test=options.test,
         target=options.target,
@@ -176,7 +167,7 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
     )
 
 
-def _differ(groups: Sequence[Group]) -> dict[str, list[Difference]]:
+def _differ(groups: Sequence[RunGroup]) -> dict[str, list[Difference]]:
     """Return each value of the keys that differ once, in the order of the groups."""
     found: dict[str, list[Difference]] = {}
     for key, values in varied([part.members[0].values for part in groups]).items():
@@ -194,7 +185,7 @@ def _tested(metric: str | None, runs: Sequence[_Run]) -> dict[int, float]:
 
 
 def _line(
-    part: Group, runs: Sequence[_Run], budgets: tuple[float | None, float | None], options: Options
+    part: RunGroup, runs: Sequence[_Run], budgets: tuple[float | None, float | None], options: CompareOptions
 ) -> GroupLine:
     seeds = sorted({run.member.seed for run in runs})
 

@@ -32,7 +32,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class VersusBaseline:
     """A group against the baseline, over the seeds that both have.
 
     Attributes:
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def mean_by_seed(figures: Iterable[tuple[int, float | None]]) -> dict[int, float]:
-    """Return the mean figure of each seed, from pairs; runs with the same seed are no samples of their own."""
+    """Return the mean figure of each seed, from pairs; runs with the same seed are not independent samples."""
     found: dict[int, list[float]] = {}
     for seed, figure in figures:
         if figure is not None:
@@ -57,13 +57,13 @@ def mean_by_seed(figures: Iterable[tuple[int, float | None]]) -> dict[int, float
     return {seed: fmean(values) for seed, values in found.items()}
 
 
-def compare(figures: Mapping[int, float], baseline: Mapping[int, float], test: Test) -> Comparison | None:
+def compare(figures: Mapping[int, float], baseline: Mapping[int, float], test: Test) -> VersusBaseline | None:
     """Compare figures with the baseline's, paired by seed; None without a common seed."""
     seeds = sorted(figures.keys() & baseline.keys())
     if not seeds:
         return None
     differences = [figures[seed] - baseline[seed] for seed in seeds]
-    return Comparison(fmean(differences), len(seeds), p_value(differences, test))
+    return VersusBaseline(fmean(differences), len(seeds), p_value(differences, test))
 
 
 def p_value(differences: Sequence[float], test: Test) -> float | None:

@@ -17,7 +17,7 @@ from launcher.formatting.labels import value_text
 from p2pfl.options import unknown
 from p2pfl.terminal import printable
 
-Format = Literal["table", "markdown", "latex", "csv", "json"]
+TableFormat = Literal["table", "markdown", "latex", "csv", "json"]
 
 DASH = "–"
 TESTS = {"t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test of paired differences"}
@@ -75,7 +75,7 @@ def page(results: Results, chosen: Sequence[str] | None = None) -> Page:
     """Return the table of all groups, and notes.
 
     Args:
-        chosen: columns; those for which there are no figures are left out. None: all.
+        chosen: columns; columns without figures are left out. None: all.
 
     Raises:
         CompareError: there is no such column.
@@ -136,7 +136,7 @@ def _one_line(text: str) -> str:
 def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     """Say what the numbers in the ``chosen`` columns mean, and which keys differ."""
     lines = results.lines
-    found = [different_tests([line.test_set for line in lines], results.other_tests)] if results.other_tests else []
+    found = [different_tests(results.other_tests)] if results.other_tests else []
     if any(len(line.seeds) > 1 for line in lines):
         found.append("±: standard deviation over seeds (n - 1).")
     if "worst" in chosen:
@@ -156,7 +156,7 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
             text += " p: needs two seeds."
         found.append(text)
         if results.test == "wilcoxon" and any(versus.n < 6 for versus in compared):
-            found.append("With fewer than 6 seeds this test cannot reach p < 0.05, whatever the figures.")
+            found.append("With fewer than 6 seeds this test cannot reach p < 0.05, regardless of the figures.")
     if {"at-bytes", "at-time"} & set(chosen) & _figures(results).keys():
         found.append(
             "% at a number of bytes or a time: accuracy of the last evaluation before all peers together had sent "
@@ -169,20 +169,12 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     return [_one_line(note) for note in found]
 
 
-def different_tests(names: Sequence[str], because: Sequence[str]) -> str:
-    """Say that rows do not rank each other.
-
-    Args:
-        names: of the rows' test sets, as ``test_sets.names`` returns them.
-        because: in what the rows differ.
-    """
-    text = (
+def different_tests(because: Sequence[str]) -> str:
+    """Say that rows do not rank each other, ``because`` they differ in these."""
+    return (
         f"Different test sets ({_short_list(because, ', ')}): rows were tested on different samples, so that their "
         "accuracies do not rank them; compare within a test set only."
     )
-    if any(name.endswith("?") for name in names):
-        text += " ?: may be that of other rows, as an earlier version of p2pfl has not recorded the samples."
-    return text
 
 
 def _having(found: Difference) -> str:
@@ -338,7 +330,7 @@ def comma_separated(results: Results) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def texts(form: Format, results: Results, chosen: Sequence[str] | None = None) -> Sequence[str]:
+def texts(form: TableFormat, results: Results, chosen: Sequence[str] | None = None) -> Sequence[str]:
     """Return the lines of a format for files; ``table`` and ``json`` are printed elsewhere."""
     if form == "csv":
         return comma_separated(results).splitlines()

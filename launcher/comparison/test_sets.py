@@ -1,7 +1,7 @@
 """Which runs were tested on the same samples: accuracies of other samples do not rank them.
 
-Peers record hashes of their test samples, so the same data count as the same wherever they come from. Of runs that
-have recorded none, those with the same data and partition have the same, and of others nobody knows.
+Peers record hashes of their test samples, so the same data count as the same wherever they come from. A run
+without any started peer is compared by the data and the partition of its run file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WasTested:
 
     @classmethod
     def of(cls, seed: int, values: Mapping[str, Any], tested_on: Mapping[PeerId, Mapping[str, str]]) -> WasTested:
-        """``values``: as in Member."""
+        """``values``: as in ComparedRun."""
         known = {peer: found for peer, found in tested_on.items() if found.get("samples")}
         return cls(
             seed,
@@ -85,27 +85,20 @@ def alike(a: WasTested, b: WasTested) -> bool:
 
 
 def names(groups: Sequence[Sequence[HasTested]], masked: bool) -> list[str]:
-    """Name the test set of each group of runs: A, B, …; with a question mark where it may be that of another.
+    """Name the test set of each group of runs: A, B, …
 
     Args:
         masked: the classes whose scores count matter too.
     """
     sets: list[list[Sequence[HasTested]]] = []
     found: list[int] = []
-    unsure: set[int] = set()
     for group in groups:
-        verdicts = [_verdict([_same(other, group, masked) for other in others]) for others in sets]
-        if True not in verdicts:
-            if None in verdicts:
-                unsure.add(len(sets))
+        same = (at for at, others in enumerate(sets) if all(_same(other, group, masked) for other in others))
+        found.append(next(same, len(sets)))
+        if found[-1] == len(sets):
             sets.append([])
-        found.append(verdicts.index(True) if True in verdicts else len(sets) - 1)
         sets[found[-1]].append(group)
-    return [_letters(at) + "?" * (at in unsure) for at in found]
-
-
-def _verdict(found: Sequence[bool | None]) -> bool | None:
-    return False if False in found else True if True in found else None
+    return [_letters(at) for at in found]
 
 
 def _letters(number: int) -> str:
@@ -114,8 +107,8 @@ def _letters(number: int) -> str:
     return (_letters(more - 1) if more else "") + ascii_uppercase[last]
 
 
-def _same(one: Sequence[HasTested], two: Sequence[HasTested], masked: bool) -> bool | None:
-    """Whether two groups were tested on the same samples, seed by seed; None if nobody knows."""
+def _same(one: Sequence[HasTested], two: Sequence[HasTested], masked: bool) -> bool:
+    """Whether two groups were tested on the same samples, seed by seed."""
     first, second = ({run.tested.seed: run.tested for run in reversed(runs)} for runs in (one, two))
     pairs = [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
     if not pairs:
@@ -124,16 +117,15 @@ def _same(one: Sequence[HasTested], two: Sequence[HasTested], masked: bool) -> b
         if alike(a, b) and max(len(first), len(second)) > 1:
             return True
         pairs = [(a, b)]
-    verdicts = [_same_samples(a, b, masked) for a, b in pairs]
-    return False if False in verdicts else None if None in verdicts else True
+    return all(_same_samples(a, b, masked) for a, b in pairs)
 
 
-def _same_samples(a: WasTested, b: WasTested, masked: bool) -> bool | None:
+def _same_samples(a: WasTested, b: WasTested, masked: bool) -> bool:
     mine, others = (
-        {peer: (found, each.classes[peer] * masked) for peer, found in each.samples.items()} for each in (a, b)
+        {peer: (found, masked and each.classes[peer]) for peer, found in each.samples.items()} for each in (a, b)
     )
     if not mine or not others:
-        return True if a.seed == b.seed and alike(a, b) else None
+        return a.seed == b.seed and alike(a, b)
     if mine.keys() != others.keys() and mine.keys() & others.keys() and alike(a, b):
         common = mine.keys() & others.keys()  # some peers have died before they recorded it
         return all(mine[peer] == others[peer] for peer in common)

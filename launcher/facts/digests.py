@@ -1,4 +1,4 @@
-"""``p2pfl digest``: the hash of every peer's final state, and whether those of two runs are equal."""
+"""``p2pfl digest``: the hash of every peer's final state, and whether two runs have equal ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.facts.summary import settings
-from launcher.formatting import ids
+from launcher.formatting import peers
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder
 
@@ -36,10 +36,9 @@ class Unfinished:
     rounds: int
 
     def __str__(self) -> str:
-        noun = "peer" if len(self.peers) == 1 else "peers"
         done = f"{self.slowest}" if self.slowest == self.fastest else f"{self.slowest} to {self.fastest}"
         verb = "has" if len(self.peers) == 1 else "have"
-        return f"{noun} {ids(self.peers)} {verb} not finished ({done} of {self.rounds} rounds done)"
+        return f"{peers(self.peers)} {verb} not finished ({done} of {self.rounds} rounds done)"
 
 
 def unfinished(folder: RunFolder, among: Iterable[PeerId] | None = None) -> Unfinished | None:
@@ -56,12 +55,12 @@ def unfinished(folder: RunFolder, among: Iterable[PeerId] | None = None) -> Unfi
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DigestComparison:
     """The digests of two runs compared peer by peer.
 
     Attributes:
         peers: number of peers of each run; if these differ, nothing else is compared.
-        agree: peers with the same digest after the same rounds.
+        agree: peers with the same digest after the same number of rounds.
         differ: peers with another digest, or that finished after another number of rounds.
         unfinished: by run, the remaining peers that have done fewer rounds than in the other run.
         absent: by run, the peers that its folder lacks.
@@ -78,11 +77,11 @@ class Comparison:
         return self.peers[0] == self.peers[1] and not (self.differ or any(self.unfinished) or any(self.absent))
 
 
-def compare(one: RunFolder, other: RunFolder) -> Comparison:
+def compare(one: RunFolder, other: RunFolder) -> DigestComparison:
     """Compare the final states of two runs."""
     counts = settings(one)["peers"], settings(other)["peers"]
     if counts[0] != counts[1]:
-        return Comparison(counts, [], [], (None, None), ([], []))
+        return DigestComparison(counts, [], [], (None, None), ([], []))
     first, second = ({files.peer for files in folder.peers()} for folder in (one, other))
     mine, theirs = digests(one), digests(other)
     incomplete = {peer for found in map(unfinished, (one, other)) if found for peer in found.peers}
@@ -96,7 +95,7 @@ def compare(one: RunFolder, other: RunFolder) -> Comparison:
         else:
             unknown.append(peer)
     remaining = unfinished(one, unknown), unfinished(other, unknown)
-    return Comparison(counts, agree, differ, remaining, (sorted(second - first), sorted(first - second)))
+    return DigestComparison(counts, agree, differ, remaining, (sorted(second - first), sorted(first - second)))
 
 
 def _same_rounds(one: PeerDigest | None, other: PeerDigest | None) -> bool:

@@ -2,9 +2,10 @@
 
 {"launcher": 4711, "host": "login1", "running": {"3": "beta"}, "answered": 5}
 
-launcher 0: none; ``running`` is what the hosts reported last. Commands on other hosts that share the run folder, e.g.
-on the login node while the launcher runs in a batch job, cannot see its process. They append a line to the file
-``.request``, which the launcher reads again and again, and wait until ``answered`` has reached the end of that line.
+The launcher is 0 if there is none; ``running`` is what the hosts reported last. Commands on other hosts that share
+the run folder, e.g. on the login node while the launcher runs in a batch job, cannot see its process. They append a
+line to the file ``.request``, which the launcher reads again and again, and wait until ``answered`` has reached the
+end of that line.
 A launcher on another host counts as alive until it leaves a request unanswered.
 """
 

@@ -32,7 +32,7 @@ POLL_INTERVAL = 0.25
 
 
 @dataclass(order=True)
-class Entry:
+class LogEntry:
     """A log entry of one peer."""
 
     stamp: str
@@ -50,18 +50,18 @@ class LogFile:
         self._inode: int | None = None
         self._stamp = ""
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[LogEntry]:
         """Return the entries since the last call; leave an incomplete last line for the next one."""
         new = b""
         for path in (rotated(self._path), self._path):
             with suppress(FileNotFoundError), path.open("rb") as file:
                 new += self._read_file(file, path == self._path)
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         for line in map(as_text, new.decode(errors="replace").removesuffix("\n").split("\n") if new else ()):
             if found := STAMP.match(line):
                 self._stamp = found.group()
             if found or not entries:
-                entries.append(Entry(self._stamp, self.peer, line))
+                entries.append(LogEntry(self._stamp, self.peer, line))
             else:
                 entries[-1].text += "\n" + line
         return entries
@@ -87,7 +87,7 @@ def as_text(line: str) -> str:
     try:
         entry = json.loads(line)
         text = " | ".join([f"{entry['time']} {entry['level']:<7} {entry['message']}", *entry.get("details", ())])
-        return "\n".join([text, *([entry["traceback"]] if "traceback" in entry else [])])
+        return f"{text}\n{entry['traceback']}" if "traceback" in entry else text
     except (ValueError, KeyError, TypeError, RecursionError):
         return line
 
@@ -139,12 +139,12 @@ def open_logs(folder: RunFolder, peers: Sequence[PeerId]) -> list[LogFile]:
     return [LogFile(peer, folder.peer(peer).log) for peer in sorted(set(peers)) or known]
 
 
-def read_all(logs: Sequence[LogFile], matches: Callable[[str], object]) -> Iterator[Entry]:
+def read_all(logs: Sequence[LogFile], matches: Callable[[str], object]) -> Iterator[LogEntry]:
     """Return the new entries that satisfy ``matches``, sorted by time."""
     return (entry for entry in heapq.merge(*(log.read() for log in logs)) if matches(entry.text))
 
 
-def follow(folder: RunFolder, logs: Sequence[LogFile], matches: Callable[[str], object]) -> Iterator[Entry]:
+def follow(folder: RunFolder, logs: Sequence[LogFile], matches: Callable[[str], object]) -> Iterator[LogEntry]:
     """Yield new entries until all these peers have ended, and no launcher may be about to resume them."""
     ended = False
     while not ended:
@@ -155,7 +155,7 @@ def follow(folder: RunFolder, logs: Sequence[LogFile], matches: Callable[[str], 
             time.sleep(POLL_INTERVAL)
 
 
-def last(entries: Iterator[Entry], count: int | None) -> list[Entry]:
+def last(entries: Iterator[LogEntry], count: int | None) -> list[LogEntry]:
     """Return the last ``count`` entries; all if None."""
     kept = list(entries)
     return kept if count is None else kept[max(0, len(kept) - count) :]

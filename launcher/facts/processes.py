@@ -36,7 +36,7 @@ def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
 
 
 def is_alive(folder: RunFolder, peer: PeerId) -> bool:
-    """Return whether ``peer`` runs, on whatever host, as far as this host knows."""
+    """Return whether ``peer`` runs on any host, as far as this host knows."""
     if (hosts := HostState.read(folder.root)) is not None:
         return peer in hosts.running and hosts.followed(folder.root)
     return find_process(folder, peer) is not None

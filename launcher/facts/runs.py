@@ -64,7 +64,7 @@ def find_runs(folder: Path) -> Iterator[RunLine]:
 
 
 def _may_be_run(entry: Path) -> bool:
-    """Return whether an entry is a run, or somebody else's folder that hides whether it is."""
+    """Return whether an entry is a run, or a folder that may not be read and may be one."""
     try:
         return is_run(entry)
     except RunFolderError:
@@ -80,7 +80,7 @@ def _line(entry: Path) -> RunLine:
 
 def _readable_line(folder: RunFolder, path: str) -> RunLine:
     run = settings(folder)
-    peers = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
+    peers = [files.peer for files in folder.peers()]  # only one, if that peer was started by hand
     snapshot = Snapshot.take(folder, peers, run["rounds"])
     alive = sum(is_alive(folder, status.peer) for status in snapshot.statuses)
     info = folder.info

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from launcher import formatting
+from launcher.formatting import peers
 from p2pfl import PeerId
 from p2pfl.outcomes import SKIPPED
 
@@ -17,7 +17,6 @@ def skipped_lines(by_peer: Mapping[PeerId, Mapping[str, int]]) -> list[str]:
         for what, count in skipped.items():
             counts[what][peer] = count
     return [
-        f"{what} {SKIPPED.get(what, 'skipped')} because values had diverged: {sum(found.values())}, at "
-        f"{'peer' if len(found) == 1 else 'peers'} {formatting.ids(found)}"
+        f"{what} {SKIPPED.get(what, 'skipped')} because values had diverged: {sum(found.values())}, at {peers(found)}"
         for what, found in sorted(counts.items())
     ]

@@ -91,7 +91,7 @@ class RunStatus:
         run, starting = settings(folder), find_launcher(folder) is not None
         resuming = starting and not any(find_process(folder, files.peer) for files in folder.peers())
         peers = [_peer_line(folder, files, starting, resuming) for files in folder.peers()]
-        # Without a launcher, peers on other hosts are those that ran when somebody last looked.
+        # Without a launcher, the peers on other hosts are as they were at the last look.
         alive = sum(bool(peer.alive) or peer.state.startswith("running on host") for peer in peers)
         return cls(str(folder.root), run["name"], run["rounds"], alive, peers, holds(peers))
 

@@ -51,7 +51,7 @@ from launcher.facts.processes import RUNNING, is_alive, outcome
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
 from p2pfl.run_folder.files import read_json, write_json
-from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
+from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder, Status
 
 if TYPE_CHECKING:
     from p2pfl.messaging.topology import Topology
@@ -200,15 +200,6 @@ def settings(folder: RunFolder) -> dict[str, Any]:
     return plain
 
 
-def masked_test(run: Mapping[str, Any]) -> bool:
-    """Return whether a run's accuracies count the scores of local classes only, from the values of its run.yaml.
-
-    Earlier versions wrote null, which meant that L2C and meta-L2C did.
-    """
-    given: bool | None = run.get("masked_test")
-    return run["algorithm"]["name"] in ("l2c", "meta-l2c") if given is None else given
-
-
 def measured_seconds(folder: RunFolder) -> float | None:
     """Return the duration in summary.json; None if no launcher has measured one."""
     seconds: float | None = (read_json(folder.summary) or {}).get("seconds")
@@ -216,11 +207,8 @@ def measured_seconds(folder: RunFolder) -> float | None:
 
 
 def is_final(folder: RunFolder) -> bool:
-    """Whether summary.json is that of a run whose peers have all finished."""
-    try:
-        return bool((read_json(folder.summary) or {}).get("finished"))
-    except RunFolderError:
-        return False
+    """Return whether all peers had finished when summary.json was written."""
+    return bool(written_summary(folder).get("finished"))
 
 
 def summarize(
@@ -255,14 +243,24 @@ def current_summary(folder: RunFolder) -> Summary:
     """Summarize what the peers have achieved so far, whoever started them; write nothing.
 
     A peer whose process lives has ``ended`` RUNNING.
+
+    Raises:
+        RunFolderError: the run file, run.json or a result is damaged.
     """
+    seconds = written_summary(folder).get("seconds")
     try:
-        written = read_json(folder.summary) or {}
-    except RunFolderError:
-        written = {}
-    seconds = written.get("seconds")
-    summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+        summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
     return _with_running(folder, summary, "died", "running on host")
+
+
+def written_summary(folder: RunFolder) -> dict[str, Any]:
+    """Return summary.json; nothing if there is none, or if it is damaged."""
+    try:
+        return read_json(folder.summary) or {}
+    except RunFolderError:
+        return {}
 
 
 def _with_running(folder: RunFolder, summary: Summary, *ended: str) -> Summary:
@@ -295,7 +293,7 @@ def _summary(
         run=str(folder.root),
         seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
         finished=all(peer.ended == "finished" for peer in peers),
-        masked_test=masked_test(run),
+        masked_test=bool(run.get("masked_test")),
         parts=None,
         peers=peers,
         accuracy=Spread.of(peer.accuracy for peer in peers),
@@ -323,32 +321,32 @@ def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
 
 
 def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> PeerSummary:
-    result, status = files.result(), files.status()
+    result, known = files.result(), files.status() or Status(files.peer, 0)
     sent, received = (_total(result.sent), _total(result.received)) if result else ([0, 0, 0], [0, 0, 0])
-    last = result or status
+    last = result or known
     return PeerSummary(
         peer=files.peer,
         model=result.model if result else "",
         group=result.group if result else None,
-        rounds_done=last.rounds_done if last else 0,
+        rounds_done=last.rounds_done,
         digest=result.digest if result else "",
-        accuracy=last.accuracy if last else None,
+        accuracy=last.accuracy,
         best=result.best if result else None,
         best_round=result.best_round if result else None,
         global_accuracy=result.global_accuracy if result else None,
-        bytes_out=sent[1] + sent[2] if result else status.bytes_out if status else 0,
-        bytes_in=received[1] + received[2] if result else status.bytes_in if status else 0,
-        messages_out=sent[0] if result else status.messages_out if status else 0,
+        bytes_out=sent[1] + sent[2] if result else known.bytes_out,
+        bytes_in=received[1] + received[2] if result else known.bytes_in,
+        messages_out=sent[0] if result else known.messages_out,
         missing=result.missing if result else 0,
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
-        skipped=last.skipped if last else {},
-        restarts=max(status.starts - 1 - status.resumes, 0) if status else 0,
+        skipped=last.skipped,
+        restarts=max(known.starts - 1 - known.resumes, 0),
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
         cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),
         log=str(files.log),
-        tested_on=last.tested_on if last else {},
+        tested_on=last.tested_on,
     )
 
 

@@ -33,7 +33,7 @@ from p2pfl.file_locks import lock
 from p2pfl.run_folder.files import is_file, read_json, write_atomically, write_errors, write_json
 from p2pfl.run_folder.folder import RunFolder
 
-State = Literal["waiting", "running", "interrupted", "finished"]
+SweepRunState = Literal["waiting", "running", "interrupted", "finished"]
 """``interrupted``: it has begun, its processes have ended, and not every peer has finished."""
 
 NAME = re.compile(r"[A-Za-z0-9+=_][A-Za-z0-9._+=-]*")
@@ -43,7 +43,7 @@ ELSEWHERE = "put the sweep's folder on a file system with locks, e.g. a local di
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepRun:
     """One run of a sweep.
 
     Attributes:
@@ -67,7 +67,7 @@ class Sweep:
         file: the run file, absolute.
         sets: the ``--set`` options.
         grid: the labels of each varied key's values.
-        points: the runs; those of a search follow as it asks for them.
+        points: the runs; a search adds its runs as it asks for them.
         search: the search space of ``--optuna``, or None.
         backend: ``--backend`` of `p2pfl launch`.
         sha256: of the run file, from which the runs of a search are made.
@@ -78,7 +78,7 @@ class Sweep:
     simulate: bool
     sets: tuple[str, ...] = ()
     grid: Mapping[str, list[str]] = field(default_factory=dict)
-    points: tuple[Point, ...] = ()
+    points: tuple[SweepRun, ...] = ()
     search: Mapping[str, Any] | None = None
     sha256: str = ""
     backend: str = "local"
@@ -100,9 +100,9 @@ class Sweep:
 
     @classmethod
     def from_plain(cls, plain: Any) -> Sweep:
-        """Raises TypeError, KeyError or ValueError if the values are not those of ``to_yaml``."""
+        """Read what ``to_yaml`` has written. Raises TypeError, KeyError or ValueError for anything else."""
         points = tuple(
-            Point(
+            SweepRun(
                 _name(run["name"]), {str(key): str(label) for key, label in run["labels"].items()}, int(run["seed"])
             )
             for run in plain["runs"]
@@ -120,7 +120,7 @@ class Sweep:
 def _name(text: Any) -> str:
     """Check the name of a run: it becomes a path, below which an incomplete folder is deleted."""
     if not isinstance(text, str) or NAME.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no name of a run")
+        raise ValueError(f"{text!r} is not the name of a run")
     return text
 
 
@@ -156,7 +156,7 @@ class SweepFolder:
         """Write sweep.yaml. Raises WriteError."""
         write_atomically(self.file, sweep.to_yaml().encode(), durable=True)
 
-    def add(self, point: Point) -> None:
+    def add(self, point: SweepRun) -> None:
         """Add a run, of a search."""
         sweep = self.sweep
         self.write(replace(sweep, points=(*sweep.points, point)))
@@ -174,14 +174,14 @@ class SweepFolder:
     def trials(self) -> Path:
         return self.root / "trials.jsonl"
 
-    def runs(self) -> Iterator[tuple[Point, RunFolder]]:
+    def runs(self) -> Iterator[tuple[SweepRun, RunFolder]]:
         """Yield the runs that have begun."""
         for point in self.sweep.points:
             folder = self.run(point.name)
             if folder.run_file.is_file():
                 yield point, folder
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> SweepRunState:
         """Return what has become of a run."""
         folder = self.run(name)
         if self.command_runs(name):
@@ -198,7 +198,7 @@ class SweepFolder:
         try:
             # For writing: on NFS, an exclusive lock takes that.
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # there is none, or it may only be read, and the run's own files tell
+        except OSError:  # there is none, or it may only be read; then the run's files tell
             return False
         try:
             return not lock(file, path, ELSEWHERE)
@@ -234,7 +234,7 @@ class SweepFolder:
         with write_errors(path):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            # A lock of this process: unlike that of flock, its children do not hold it when it is killed.
+            # A lock of this process: unlike a lock of flock, its children do not hold it when it is killed.
             if not lock(file, path, ELSEWHERE, of_process=True):
                 raise SweepError(f"{self.root}: another `p2pfl sweep` works on this folder")
             yield
@@ -243,26 +243,26 @@ class SweepFolder:
 
 
 def is_sweep(root: Path) -> bool:
-    """Return whether a folder is that of a sweep. Raises RunFolderError if it cannot be read."""
+    """Return whether a folder is a sweep. Raises RunFolderError if it cannot be read."""
     return is_file(root / "sweep.yaml")
 
 
 def has_peers(folder: RunFolder) -> bool:
-    """Return whether peers of a run are running, on whatever host."""
+    """Return whether peers of a run are running on any host."""
     return (folder.root / "peers").is_dir() and any(is_alive(folder, files.peer) for files in folder.peers())
 
 
 def peers_of(folder: RunFolder) -> list[psutil.Process]:
-    """Return the processes of a run's peers that run on this host; those of a simulated run are one."""
+    """Return the processes of a run's peers that run on this host; a simulated run has one for all."""
     if not (folder.root / "peers").is_dir():
         return []
     found = (find_process(folder, files.peer) for files in folder.peers())
     return list({process.pid: process for process in found if process is not None}.values())
 
 
-def expand(paths: Iterable[Path]) -> list[tuple[RunFolder, Point | None]]:
+def expand(paths: Iterable[Path]) -> list[tuple[RunFolder, SweepRun | None]]:
     """Open runs; a sweep stands for its runs that have begun. Raises RunFolderError."""
-    found: list[tuple[RunFolder, Point | None]] = []
+    found: list[tuple[RunFolder, SweepRun | None]] = []
     for path in paths:
         if is_sweep(path):
             found += [(RunFolder.open(folder.root), point) for point, folder in SweepFolder.open(path).runs()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def duration(seconds: float) -> str:
@@ -41,3 +41,8 @@ def ids(peers: Iterable[int], most: int = 8) -> str:
             ranges.append([peer, peer])
     entries = [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
     return " ".join(entries[:most] + (["…"] if len(entries) > most else []))
+
+
+def peers(found: Collection[int], most: int = 8) -> str:
+    """``peer 3``, ``peers 0-3 7 9``: as ``ids``."""
+    return f"{'peer' if len(found) == 1 else 'peers'} {ids(found, most)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +32,7 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
 
 
 def echo_file(text: str) -> None:
-    """Print a text that other programs read: in UTF-8 whatever the locale, unless a terminal shows it."""
+    """Print a text that other programs read: in UTF-8 in every locale, unless a terminal shows it."""
     if sys.stdout.isatty():
         echo(text, nl=False)
     else:
@@ -104,10 +104,21 @@ def least_width(table: Table) -> int:
     return least
 
 
-def print_table(head: list[str], rows: list[list[str]]) -> None:
+def make_table(
+    head: Iterable[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = (), gap: int = 2
+) -> Table:
+    """Return a table whose columns are numbers, except those ``left``, which are texts."""
     from rich.table import Table
 
-    table = Table(*head, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for column in head:
+        text = column in left
+        table.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    make_console().print(table)
+    return table
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of texts."""
+    make_console().print(make_table(head, rows, left=head))

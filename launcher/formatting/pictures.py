@@ -1,82 +1,69 @@
-"""Pictures in files: PNG, SVG or PDF, as the name of the file says."""
+"""Pictures in files: Vega-Lite specifications drawn as PNG, SVG or PDF, in the style of a paper."""
 
 from __future__ import annotations
 
-import io
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from p2pfl.errors import MissingExtra
-from p2pfl.run_folder.files import write_errors
+from p2pfl.run_folder.files import write_atomically
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+VEGA_LITE = "6.4"
+"""Version of Vega-Lite that the specifications are written for; vl-convert bundles several."""
 FORMATS = ("png", "svg", "pdf")
-DOTS = 150
-"""Pixels per inch of a PNG."""
-COLORS = 10
-"""Groups with different colors; then the colors repeat."""
+SCALE = 3
+"""Pixels of a PNG for each pixel of a specification."""
+COLORS = {"text": "black", "quiet": "#57606a", "card": "white", "accent": "#0b5cad", "strong": "#c2410c"}
+COLORS |= {"on": "white", "off": "black"}
+CONFIG = {
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {"gridOpacity": 0.6, "titleFontWeight": "normal"},
+    "legend": {"titleFontWeight": "normal"},
+    "range": {"heatmap": ["#f3f6fa", "#b7d3ee", "#4a8fca", "#0a3d73"], "ramp": ["#f3f6fa", "#0a3d73"]},
+}
+
+
+def vega(purpose: str) -> Any:
+    """Import vl-convert. Raises MissingExtra if it is not installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise MissingExtra("vl-convert-python", "report", purpose) from None
+    return vl_convert
 
 
 def format_of(file: Path) -> str:
     """Return the format that a file's name asks for; PNG without a suffix. Raises ValueError for another one."""
     suffix = file.suffix.lower().removeprefix(".") or "png"
     if suffix not in FORMATS:
-        known = ", ".join(f".{name}" for name in FORMATS[:-1])
-        raise ValueError(f"{file.name!r} ends in no known format of pictures; use {known} or .{FORMATS[-1]}")
+        raise ValueError(f"{file.name!r} ends in no known format of pictures; use .png, .svg or .pdf")
     return suffix
 
 
-def new_figure(size: tuple[float, float], purpose: str = "drawing a graph") -> Figure:
-    """Return an empty figure of ``size`` inches that can be saved. Raises MissingExtra without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "report", purpose) from None
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+def save(spec: Mapping[str, Any], file: Path, purpose: str) -> None:
+    """Draw a specification, with its data, to a file whose name gives the format. Raises MissingExtra, WriteError."""
+    library, form = vega(purpose), format_of(file)
+    whole = {**_colored(spec), "config": CONFIG}
+    if form == "png":
+        drawn = library.vegalite_to_png(whole, VEGA_LITE, scale=SCALE)
+    elif form == "svg":
+        drawn = library.vegalite_to_svg(whole, VEGA_LITE).encode()
+    else:
+        drawn = library.vegalite_to_pdf(whole, VEGA_LITE)
+    write_atomically(file, drawn)
 
 
-def save(figure: Figure, file: Path) -> None:
-    """Write a figure in the format of the file's name. Raises WriteError; then there is no part of a picture."""
-    from matplotlib import rc_context
-
-    kind = format_of(file)
-    drawn = io.BytesIO()
-    # Text stays text, and equal figures give equal files.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "p2pfl", "pdf.fonttype": 42}), any_letters():
-        metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(drawn, dpi=DOTS, format=kind, metadata=metadata)
-    with write_errors(file):
-        file.write_bytes(drawn.getvalue())
+def _colored(value: Any) -> Any:
+    """Replace ``@text`` and the like."""
+    if isinstance(value, str) and value.startswith("@"):
+        return COLORS.get(value[1:], value)
+    if isinstance(value, list):
+        return [_colored(item) for item in value]
+    return {key: _colored(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-@contextmanager
-def any_letters() -> Iterator[None]:
-    """Draw names in any script: letters that matplotlib's font lacks become boxes, without a warning for each."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        yield
-
-
-def literal(text: str) -> str:
-    """Return a text that matplotlib draws as it is: no formula, and in a legend also if it begins with ``_``."""
-    text = text.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
-
-
-def group_colors(groups: Sequence[int]) -> list[Any]:
-    """Return the color of each peer's group; white if there is only one group."""
-    from matplotlib import colormaps
-
-    known = sorted(set(groups))
-    if len(known) < 2:
-        return ["white"] * len(groups)
-    palette = colormaps["tab10"]
-    return [palette(known.index(group) % COLORS) for group in groups]
+def rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a table that is given by its columns."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

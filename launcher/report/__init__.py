@@ -11,6 +11,7 @@
     sections    the sections of the page, as HTML
     page        the page: template, style, script and the bundled plotting library
     papers      the charts as PNG and PDF
+    drawings    pictures of graphs and data partitions, without a run
     command     what `p2pfl report`, and `report: true`, do
 
 Whatever comes from a run folder is data: text is escaped as HTML, JSON is kept out of the script, and the page's

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 Spec = dict[str, Any]
 
+
+def channel(kind: str, field: str, **more: Any) -> Spec:
+    """Return what encodes a field that is ``quantitative``, ``nominal`` or ``ordinal``."""
+    return {"field": field, "type": kind, **more}
+
+
+quantitative, nominal, ordinal = (partial(channel, kind) for kind in ("quantitative", "nominal", "ordinal"))
+
 X_AXES: dict[str, Spec] = {
-    "rounds": {"field": "t", "type": "quantitative", "title": "round", "axis": {"tickMinStep": 1, "format": "d"}},
-    "bytes": {
-        "field": "bytes",
-        "type": "quantitative",
-        "title": "bytes sent per peer",
-        "axis": {"labelExpr": "format(datum.value, '~s') + 'B'"},
-    },
-    "seconds": {"field": "seconds", "type": "quantitative", "title": "seconds since the start"},
+    "rounds": quantitative("t", title="round", axis={"tickMinStep": 1, "format": "d"}),
+    "bytes": quantitative(
+        "bytes", title="bytes sent per peer", axis={"labelExpr": "format(datum.value, '~s') + 'B'"}
+    ),
+    "seconds": quantitative("seconds", title="seconds since the start"),
 }
 """Against what accuracy is shown."""
-ACCURACY: Spec = {"type": "quantitative", "title": "accuracy", "axis": {"format": ".0%"}, "scale": {"zero": False}}
 MANY = 10
 """Groups or classes from which on a palette of twenty colors is used."""
 PICKED = {"name": "picked", "value": -1}
+PICKED_ONLY = {"filter": "datum.peer === picked"}
+
+
+def accuracy(field: str) -> Spec:
+    """Return what encodes an accuracy."""
+    return quantitative(field, title="accuracy", axis={"format": ".0%"}, scale={"zero": False})
 
 
 @dataclass(frozen=True)
@@ -57,18 +68,11 @@ class Chart:
     canvas: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        specs = [
+        variants = [
             {"label": label, "spec": {**spec, "description": self.label}} for label, spec in self.variants.items()
         ]
-        param = None if self.param is None else self.param[0]
-        return {
-            "variants": specs,
-            "tables": self.tables,
-            "needs": self.needs,
-            "height": self.height,
-            "param": param,
-            "canvas": self.canvas,
-        }
+        same = {name: getattr(self, name) for name in ("tables", "needs", "height", "canvas")}
+        return {"variants": variants, "param": self.param and self.param[0], **same}
 
 
 @dataclass
@@ -113,46 +117,27 @@ def curves(peers: int, groups: Sequence[int | None], *, points: bool) -> Chart:
 
 
 def _curves(x: Spec, groups: Sequence[int | None], points: bool) -> Spec:
-    shown = {"data": {"name": "rounds"}}
-    picked = [{"filter": "datum.peer === picked"}]
-    y, peer = {"field": "accuracy", **ACCURACY}, {"field": "peer", "type": "nominal"}
-    mean = {**ACCURACY, "field": "mean"}
+    rounds, means = {"data": {"name": "rounds"}}, {"data": {"name": "means"}}
+    y, mean, peer = accuracy("accuracy"), accuracy("mean"), nominal("peer")
     line = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "aria": False, "point": points}
-    tooltip = [peer, {"field": "group", "type": "nominal"}]
+    thin = {"x": x, "y": y, "detail": peer, "color": by_group(groups), "tooltip": [peer, nominal("group")]}
     spread = [
         {"field": "t", "title": "round"},
         {"field": "mean", "format": ".1%"},
         {"field": "std", "format": ".1%", "title": "standard deviation"},
     ]
+    band = {"type": "area", "opacity": 0.2, "color": "@text", "aria": False}
+    thick = {"type": "line", "strokeWidth": 3, "color": "@text", "point": _point(points, "@text")}
+    hidden = {"type": "point", "size": 90, "opacity": 0, "aria": False}
+    picked = {"type": "line", "strokeWidth": 3, "color": "@strong", "aria": False}
     return {
         "params": [PICKED],
         "layer": [
-            {
-                **shown,
-                "mark": line,
-                "encoding": {"x": x, "y": y, "detail": peer, "color": by_group(groups), "tooltip": tooltip},
-            },
-            {
-                "data": {"name": "means"},
-                "mark": {"type": "area", "opacity": 0.2, "color": "@text", "aria": False},
-                "encoding": {"x": x, "y": {**mean, "field": "low"}, "y2": {"field": "high"}},
-            },
-            {
-                "data": {"name": "means"},
-                "mark": {"type": "line", "strokeWidth": 3, "color": "@text", "point": _point(points, "@text")},
-                "encoding": {"x": x, "y": mean},
-            },
-            {
-                "data": {"name": "means"},
-                "mark": {"type": "point", "size": 90, "opacity": 0, "aria": False},
-                "encoding": {"x": x, "y": mean, "tooltip": spread},
-            },
-            {
-                **shown,
-                "transform": picked,
-                "mark": {"type": "line", "strokeWidth": 3, "color": "@strong", "aria": False},
-                "encoding": {"x": x, "y": y},
-            },
+            {**rounds, "mark": line, "encoding": thin},
+            {**means, "mark": band, "encoding": {"x": x, "y": accuracy("low"), "y2": {"field": "high"}}},
+            {**means, "mark": thick, "encoding": {"x": x, "y": mean}},
+            {**means, "mark": hidden, "encoding": {"x": x, "y": mean, "tooltip": spread}},
+            {**rounds, "transform": [PICKED_ONLY], "mark": picked, "encoding": {"x": x, "y": y}},
         ],
     }
 
@@ -165,35 +150,25 @@ def by_group(groups: Sequence[int | None]) -> Spec:
     known = [group for group in groups if group is not None]
     if len(known) < 2:
         return {"value": "@quiet"}
-    return {"field": "group", "type": "nominal", "title": "group", **palette(known)}
+    return nominal("group", title="group", **palette(known))
 
 
 def loss(k: int, term: str, *, points: bool) -> Chart:
     """One term of the training loss."""
-    x, y = X_AXES["rounds"], {"field": f"loss{k}", "type": "quantitative", "title": None, "scale": {"zero": False}}
+    x, y = X_AXES["rounds"], quantitative(f"loss{k}", title=None, scale={"zero": False})
     thin = {"type": "line", "strokeWidth": 1, "opacity": 0.3, "aria": False, "color": "@quiet"}
-    detail = {"field": "peer", "type": "nominal"}
-    picked = {"filter": "datum.peer === picked"}
     thick = {"type": "line", "strokeWidth": 2.5, "point": _point(points, "@text")}
+    mean, picked = {**thick, "color": "@text"}, {**thick, "color": "@strong", "aria": False}
+    layers = [
+        {"mark": thin, "encoding": {"x": x, "y": y, "detail": nominal("peer")}},
+        {"mark": mean, "encoding": {"x": x, "y": {**y, "aggregate": "mean"}}},
+        {"transform": [PICKED_ONLY], "mark": picked, "encoding": {"x": x, "y": y}},
+    ]
     return Chart(
         f"loss{k}",
         f"Training loss, term {term}: a thin line per peer and the mean",
         term,
-        {
-            "": {
-                "params": [PICKED],
-                "data": {"name": "rounds"},
-                "layer": [
-                    {"mark": thin, "encoding": {"x": x, "y": y, "detail": detail}},
-                    {"mark": {**thick, "color": "@text"}, "encoding": {"x": x, "y": {**y, "aggregate": "mean"}}},
-                    {
-                        "transform": [picked],
-                        "mark": {**thick, "color": "@strong", "aria": False},
-                        "encoding": {"x": x, "y": y},
-                    },
-                ],
-            }
-        },
+        {"": {"params": [PICKED], "data": {"name": "rounds"}, "layer": layers}},
         ("rounds",),
         needs=f"loss{k}",
         height=200,
@@ -202,35 +177,19 @@ def loss(k: int, term: str, *, points: bool) -> Chart:
 
 def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
     """Seconds of each peer by phase, stacked."""
+    legend = {"orient": "top", "columns": 3}
+    encoding = {
+        "y": ordinal("peer", sort=None, scale={"domain": list(order)}, axis={"labelOverlap": True}),
+        "x": quantitative("seconds", title="seconds", stack=True),
+        "color": nominal("phase", title=None, scale={"domain": list(phases)}, legend=legend),
+        "order": quantitative("rank"),
+        "tooltip": [{"field": "peer"}, {"field": "phase"}, {"field": "seconds", "format": ".2f"}],
+    }
     return Chart(
         "time",
         "Seconds of each peer by phase, as stacked bars",
         "Where each peer's time went. Queued: waiting for a free core or GPU slot; other: averaging and the rest.",
-        {
-            "": {
-                "data": {"name": "time"},
-                "mark": {"type": "bar", "aria": False},
-                "encoding": {
-                    "y": {
-                        "field": "peer",
-                        "type": "ordinal",
-                        "sort": None,
-                        "scale": {"domain": list(order)},
-                        "axis": {"labelOverlap": True},
-                    },
-                    "x": {"field": "seconds", "type": "quantitative", "title": "seconds", "stack": True},
-                    "color": {
-                        "field": "phase",
-                        "type": "nominal",
-                        "title": None,
-                        "scale": {"domain": list(phases)},
-                        "legend": {"orient": "top", "columns": 3},
-                    },
-                    "order": {"field": "rank", "type": "quantitative"},
-                    "tooltip": [{"field": "peer"}, {"field": "phase"}, {"field": "seconds", "format": ".2f"}],
-                },
-            }
-        },
+        {"": {"data": {"name": "time"}, "mark": {"type": "bar", "aria": False}, "encoding": encoding}},
         ("time",),
         height=max(160, min(900, 80 + 17 * len(order))),
         canvas=True,
@@ -239,35 +198,26 @@ def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
 
 def compared(names: Sequence[str]) -> Chart:
     """Mean accuracy of several groups of runs, with bands over their seeds."""
-    color = {
-        "field": "name",
-        "type": "nominal",
-        "title": None,
-        "legend": {"orient": "top", "columns": 1, "labelLimit": 320, "symbolType": "stroke", "symbolOpacity": 1},
-        **palette(names),
-    }
-    y = {"field": "mean", **ACCURACY}
+    legend = {"orient": "top", "columns": 1, "labelLimit": 320, "symbolType": "stroke", "symbolOpacity": 1}
+    color, y = nominal("name", title=None, legend=legend, **palette(names)), accuracy("mean")
+    tooltip = [
+        {"field": "name", "title": "runs"},
+        {"field": "t", "title": "round"},
+        {"field": "mean", "format": ".1%"},
+        {"field": "std", "format": ".1%", "title": "standard deviation"},
+        {"field": "seeds"},
+    ]
+    area = {"type": "area", "opacity": 0.18, "aria": False}
+    hidden = {"type": "point", "size": 90, "opacity": 0, "aria": False}
 
     def spec(x: Spec) -> Spec:
-        tooltip = [
-            {"field": "name", "title": "runs"},
-            {"field": "t", "title": "round"},
-            {"field": "mean", "format": ".1%"},
-            {"field": "std", "format": ".1%", "title": "standard deviation"},
-            {"field": "seeds"},
+        band = {"x": x, "y": accuracy("low"), "y2": {"field": "high"}, "color": color}
+        layers = [
+            {"mark": area, "encoding": band},
+            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"x": x, "y": y, "color": color}},
+            {"mark": hidden, "encoding": {"x": x, "y": y, "tooltip": tooltip}},
         ]
-        band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color}
-        return {
-            "data": {"name": "compared"},
-            "layer": [
-                {"mark": {"type": "area", "opacity": 0.18, "aria": False}, "encoding": band},
-                {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"x": x, "y": y, "color": color}},
-                {
-                    "mark": {"type": "point", "size": 90, "opacity": 0, "aria": False},
-                    "encoding": {"x": x, "y": y, "tooltip": tooltip},
-                },
-            ],
-        }
+        return {"data": {"name": "compared"}, "layer": layers}
 
     return Chart(
         "compared",

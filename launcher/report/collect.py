@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.facts.processes import RUNNING
-from launcher.facts.summary import Summary, current_summary, settings
+from launcher.facts.summary import Summary, current_summary, settings, written_summary
 from launcher.report import events as event_log
 from launcher.report import findings, history, learned
 from launcher.report.events import Events
-from launcher.report.findings import Finding
+from launcher.report.findings import Remark
 from launcher.report.history import History
 from launcher.report.learned import Learned
-from p2pfl.errors import RunFolderError
 from p2pfl.run_folder import records
-from p2pfl.run_folder.files import read_json
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.records import mapping
 
@@ -23,13 +21,13 @@ SKIPPED = "left out by --without-models"
 
 
 @dataclass(frozen=True)
-class Collected:
+class ReportedRun:
     """One run.
 
     Attributes:
         settings: the run file as plain, unchecked values.
         run_file: its text.
-        order: the peers by group, then by id: that of rows and columns of matrices.
+        order: the peers by group, then by id, as in the rows and columns of matrices.
     """
 
     folder: RunFolder
@@ -40,7 +38,7 @@ class Collected:
     history: History
     events: Events
     learned: Learned
-    findings: list[Finding]
+    findings: list[Remark]
 
     @property
     def groups(self) -> dict[int, int | None]:
@@ -56,7 +54,7 @@ class Collected:
         return sorted(groups, key=lambda peer: (groups[peer] is None, groups[peer] or 0, peer))
 
 
-def collect(folder: RunFolder, *, models: bool = True) -> Collected:
+def collect(folder: RunFolder, *, models: bool = True) -> ReportedRun:
     """Read a run.
 
     Args:
@@ -65,19 +63,15 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
     Raises:
         RunFolderError: the run file, run.json or a result cannot be read.
     """
-    try:
-        summary = read_summary(folder)
-        plain = settings(folder)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
+    summary = read_summary(folder)
     recorded = history.read(records.read(folder))
     logged = event_log.read(folder)
     skipped = Learned(absent=dict.fromkeys(("partition", "confusion", "points"), SKIPPED))
     found = learned.read(folder) if models else skipped
-    return Collected(
+    return ReportedRun(
         folder=folder,
         summary=summary,
-        settings=plain,
+        settings=settings(folder),
         run_file=folder.run_file.read_text(encoding="utf-8"),
         info=folder.info,
         history=recorded,
@@ -90,7 +84,8 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
 def read_summary(folder: RunFolder) -> Summary:
     """Summarize a run and leave summary.json as it is: its launcher knew by which signal a peer died."""
     summary = current_summary(folder)
-    known = {mapping(peer).get("peer"): mapping(peer).get("ended") for peer in _recorded(folder).get("peers", [])}
+    written = map(mapping, written_summary(folder).get("peers", []))
+    known = {peer.get("peer"): peer.get("ended") for peer in written}
     peers = [
         replace(peer, ended=str(known[peer.peer]))
         if peer.ended == "died" and known.get(peer.peer) not in (None, RUNNING)
@@ -98,10 +93,3 @@ def read_summary(folder: RunFolder) -> Summary:
         for peer in summary.peers
     ]
     return replace(summary, peers=peers)
-
-
-def _recorded(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return read_json(folder.summary) or {}
-    except RunFolderError:
-        return {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.comparison.groups import Group
-from launcher.facts.sweep_folder import Point
+from launcher.comparison.groups import RunGroup
+from launcher.facts.sweep_folder import SweepRun
 from launcher.report import comparison, figures, page, papers, sections, several
 from launcher.report.charts import Figures
-from launcher.report.collect import Collected, collect
+from launcher.report.collect import ReportedRun, collect
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
@@ -17,7 +17,7 @@ from p2pfl.run_folder.folder import RunFolder
 NAME = "report.html"
 
 
-def write_run(run: Collected, file: Path) -> Figures:
+def write_run(run: ReportedRun, file: Path) -> Figures:
     """Write the page of one run; return its figures. Raises MissingExtra, WriteError."""
     shown = figures.of_run(run)
     text = page.assemble(sections.title(run.folder), sections.body(run, shown), shown.to_dict())
@@ -25,7 +25,7 @@ def write_run(run: Collected, file: Path) -> Figures:
     return shown
 
 
-def write_several(groups: Sequence[Group], file: Path) -> Figures:
+def write_several(groups: Sequence[RunGroup], file: Path) -> Figures:
     """Write the page that compares several runs; return its figures. Raises MissingExtra, WriteError."""
     shown = figures.of_several(groups)
     body = comparison.body(groups, several.tests(groups), shown)
@@ -35,7 +35,7 @@ def write_several(groups: Sequence[Group], file: Path) -> Figures:
 
 
 def write(
-    runs: Sequence[tuple[RunFolder, Point | None]],
+    runs: Sequence[tuple[RunFolder, SweepRun | None]],
     file: Path,
     *,
     models: bool = True,

@@ -6,18 +6,16 @@ import json
 from collections.abc import Sequence
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
-
-import yaml
 
 from launcher import formatting
-from launcher.comparison.groups import Group, Member
+from launcher.comparison.groups import ComparedRun, RunGroup
 from launcher.comparison.groups import differences as all_differences
 from launcher.comparison.lines import differences
 from launcher.comparison.statistics import Statistic
 from launcher.comparison.tables import DASH, different_tests, percent_text
 from launcher.comparison.test_sets import differing
 from launcher.formatting.flat import flatten
+from launcher.formatting.labels import value_text
 from launcher.report import several
 from launcher.report.charts import Figures
 from launcher.report.page import document, escape, figure, findings, table, tiles
@@ -25,7 +23,7 @@ from launcher.report.page import document, escape, figure, findings, table, tile
 SIGNIFICANT = 0.05
 
 
-def body(groups: Sequence[Group], found: Sequence[several.Test], figures: Figures) -> str:
+def body(groups: Sequence[RunGroup], found: Sequence[several.PairedTest], figures: Figures) -> str:
     """Return the header, the sections and the footer."""
     members = [member for group in groups for member in group.members]
     drawn = (
@@ -47,7 +45,7 @@ def _nothing(why: str) -> str:
     return f'<p class="absent">Not shown: {escape(why)}.</p>'
 
 
-def _verdicts(groups: Sequence[Group], found: Sequence[several.Test]) -> str:
+def _verdicts(groups: Sequence[RunGroup], found: Sequence[several.PairedTest]) -> str:
     """Say which settings are the most accurate, the cheapest and the fastest, and whether that may be chance."""
     accuracy = {group.title: fmean(values.values()) for group in groups if (values := group.by_seed())}
     boxes = []
@@ -72,8 +70,7 @@ def _verdicts(groups: Sequence[Group], found: Sequence[several.Test]) -> str:
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
     if len(set(sets)) > 1:
-        because = differing([group.members[0] for group in groups])
-        remarks.append(("bad", different_tests(sets, because)))
+        remarks.append(("bad", different_tests(differing([group.members[0] for group in groups]))))
     left_out = sum(not member.counts for group in groups for member in group.members)
     if left_out:
         text = f"Results and tests leave out {left_out} of the runs: no peer of theirs has finished."
@@ -88,12 +85,12 @@ def _verdicts(groups: Sequence[Group], found: Sequence[several.Test]) -> str:
     return tiles(boxes) + findings([*remarks, *map(_verdict, found[:6])])
 
 
-def _is_clear(test: several.Test) -> bool:
-    """Whether seeds tell that a difference is no chance."""
+def _is_clear(test: several.PairedTest) -> bool:
+    """Return whether a difference over seeds is significant."""
     return test.unit == "seeds" and test.corrected is not None and test.corrected < SIGNIFICANT
 
 
-def _verdict(test: several.Test) -> tuple[str, str]:
+def _verdict(test: several.PairedTest) -> tuple[str, str]:
     if test.pairs == 0:
         return "look", f"{test.first} and {test.second} have no seed in common that has finished: not paired."
     points = 100 * test.difference
@@ -110,7 +107,7 @@ def _verdict(test: several.Test) -> tuple[str, str]:
     return "look", f"{text}, which may be chance (p = {test.corrected:.2g}, {pairs})."
 
 
-def _results(groups: Sequence[Group]) -> str:
+def _results(groups: Sequence[RunGroup]) -> str:
     rows = []
     for group in groups:
         runs = group.counted
@@ -135,7 +132,7 @@ def _results(groups: Sequence[Group]) -> str:
     )
 
 
-def _tests(found: Sequence[several.Test]) -> str:
+def _tests(found: Sequence[several.PairedTest]) -> str:
     if not found:
         return _nothing("there are no two settings with the same test set")
     rows = [
@@ -149,40 +146,30 @@ def _tests(found: Sequence[several.Test]) -> str:
         for test in found
     ]
     head = ["difference", "pairs", "points", "95 % interval", "p (t)", "p (t, Holm)", "p (Wilcoxon)"]
-    by_peers = any(test.unit == "peers" for test in found)
-    note = (
-        '<p class="quiet">With a single common seed, peers are paired; those of one run are not independent, '
-        "so p is too small: run more seeds.</p>"
-        if by_peers
-        else ""
-    )
-    return table("Differences in final accuracy, paired by seed", head, rows) + note
+    html = table("Differences in final accuracy, paired by seed", head, rows)
+    if any(test.unit == "peers" for test in found):
+        html += (
+            '<p class="quiet">With a single common seed, peers are paired; those of one run are not independent, '
+            "so p is too small: run more seeds.</p>"
+        )
+    return html
 
 
 def _p(value: float | None) -> str:
     return DASH if value is None else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
 
 
-def _differences(members: Sequence[Member]) -> str:
+def _differences(members: Sequence[ComparedRun]) -> str:
     flat = [dict(flatten(member.settings)) for member in members]
     found = {key: values for key, values in all_differences(flat, "(none)").items() if key not in ("name", "out")}
     if not found:
         return "<p>Nothing: the run files are equal.</p>"
     names = [member.folder.root.name for member in members]
-    rows = [[key, *map(_value, values)] for key, values in found.items()]
+    rows = [[key, *(value_text(value, 80) for value in values)] for key, values in found.items()]
     return f'<div class="left">{table("A row for each key that differs", ["key", *names], rows)}</div>'
 
 
-def _value(value: Any) -> str:
-    text = (
-        value
-        if isinstance(value, str)
-        else yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
-    )
-    return text if len(text) < 80 else text[:79] + "…"
-
-
-def _runs(groups: Sequence[Group]) -> str:
+def _runs(groups: Sequence[RunGroup]) -> str:
     rows = [
         [
             str(member.folder.root),

@@ -34,7 +34,7 @@ def read(folder: RunFolder) -> Events:
     """Read the logs of all peers, merged by time; without any, there are no events."""
     events = Events()
     equal: dict[tuple[str, str], dict[str, Any]] = {}
-    with suppress(RunFolderError):  # no log: a run of nobody yet
+    with suppress(RunFolderError):  # no peer has started yet
         entries = read_all(open_logs(folder, ()), lambda text: True)
         for entry in entries:
             found = SHOWN.match(entry.text)

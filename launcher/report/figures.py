@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.comparison.groups import Group
+from launcher.comparison.groups import RunGroup
 from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
-from launcher.report.collect import Collected
+from launcher.report.collect import ReportedRun
 from launcher.report.history import PHASES
+from launcher.report.learned import MAX_CONFUSION
 from launcher.report.numbers import rounded
 
 MAX_EDGES = 1500
@@ -18,7 +19,7 @@ FEW = 3
 """Rounds up to which curves show their points: a line through one would not be seen."""
 
 
-def of_run(run: Collected) -> Figures:
+def of_run(run: ReportedRun) -> Figures:
     """Return the charts for which there is data."""
     figures = Figures()
     groups = sorted({group for group in run.groups.values() if group is not None})
@@ -29,7 +30,7 @@ def of_run(run: Collected) -> Figures:
     return figures
 
 
-def _curves(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
+def _curves(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     if not run.history.rows:
         return
     figures.tables["rounds"] = history.columns(run.history, run.groups)
@@ -43,7 +44,7 @@ def _curves(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
         figures.add(charts.loss(k, term, points=len(rounds) <= FEW))
 
 
-def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
+def _graph(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     order, frames = run.order, history.frames(run.history, run.order)
     learned = bool(frames)
     if not learned and not run.history.edges:
@@ -71,10 +72,10 @@ def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
     }
     figures.add(plots.drawing(groups, learned=learned), nodes=nodes)
     if not learned:
-        figures.tables["edges"] = _edges(strength, places)
+        figures.tables["edges"] = edge_table(strength, places)
 
 
-def _blocks(run: Collected) -> dict[str, list[Any]]:
+def _blocks(run: ReportedRun) -> dict[str, list[Any]]:
     """The first and the last peer of each group."""
     ends: dict[int | None, list[int]] = {}
     for peer in run.order:
@@ -82,14 +83,17 @@ def _blocks(run: Collected) -> dict[str, list[Any]]:
     return {"first": [peers[0] for peers in ends.values()], "last": [peers[-1] for peers in ends.values()]}
 
 
-def _edges(strength: dict[tuple[int, int], int], places: dict[int, tuple[float, float]]) -> dict[str, list[Any]]:
-    both: dict[tuple[int, int], int] = {}
+def edge_table(
+    strength: Mapping[tuple[int, int], float], places: Mapping[int, tuple[float, float]], most: float | None = None
+) -> dict[str, list[Any]]:
+    """Return the strongest edges; as wide as the sum of both directions is large, compared with ``most``."""
+    both: dict[tuple[int, int], float] = {}
     for (a, b), count in strength.items():
         if a != b and a in places and b in places:
             pair = min(a, b), max(a, b)
             both[pair] = both.get(pair, 0) + count
     strongest = sorted(both.items(), key=lambda item: -item[1])[:MAX_EDGES]
-    most = strongest[0][1] if strongest else 1
+    most = most or (strongest[0][1] if strongest else 1)
     ends = [(*places[a], *places[b]) for (a, b), _ in strongest]
     names = ("x", "y", "x2", "y2")
     table: dict[str, list[Any]] = {name: [rounded(end[k], 4) for end in ends] for k, name in enumerate(names)}
@@ -118,19 +122,14 @@ def layout(order: Sequence[int], strength: dict[tuple[int, int], int]) -> dict[i
     return {peer: (float(x), float(y)) for peer, (x, y) in places.items()}
 
 
-def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
+def _models(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     learned = run.learned
     if learned.partition is not None:
-        rows = [
-            (peer["peer"], peer["group"], learned.name(int(label)), count)
-            for peer in learned.partition["peers"]
-            for label, count in peer["classes"].items()
-        ]
-        table = {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
         labels = [learned.name(label) for label in range(learned.partition["dataset"]["classes"])]
+        table = partition_table(learned.partition["peers"], labels)
         figures.add(plots.partition(run.order, labels, groups), partition=table)
     if learned.confusion:
-        figures.add(*_confusion(run))
+        figures.add(_confusion(run))
         confusion = confusion_table(run)
         named = {key: [learned.name(label) for label in confusion[key]] for key in ("true", "said")}
         figures.tables["confusion"] = confusion | named
@@ -146,17 +145,25 @@ def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
         figures.add(plots.points(by), points={**learned.points, "group": groups_of, "label": labels})
 
 
-def _confusion(run: Collected) -> tuple[charts.Chart]:
+def partition_table(peers: Iterable[Mapping[str, Any]], labels: Sequence[str | int]) -> dict[str, list[Any]]:
+    """Return the training samples of each peer by class; ``labels``: what to call the classes."""
+    rows = [
+        (peer["peer"], peer["group"], labels[int(label)], count)
+        for peer in peers
+        for label, count in peer["classes"].items()
+    ]
+    return {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
+
+
+def _confusion(run: ReportedRun) -> charts.Chart:
     found = run.learned.confusion
     labels = sorted({label for rows in found.values() for true, said, _ in rows for label in (true, said)})
     single, named = shown_confusions(run), [run.learned.name(label) for label in labels]
-    return (plots.confusion(named, {"all peers": -1, **{f"peer {peer}": peer for peer in single}}),)
+    return plots.confusion(named, {"all peers": -1, **{f"peer {peer}": peer for peer in single}})
 
 
-def shown_confusions(run: Collected) -> list[int]:
-    """The peers whose own matrices the page holds: as many as there is room for."""
-    from launcher.report.learned import MAX_CONFUSION
-
+def shown_confusions(run: ReportedRun) -> list[int]:
+    """The peers whose matrices the page holds: as many as there is room for."""
     shown, cells = [], 0
     for peer, rows in sorted(run.learned.confusion.items()):
         cells += len(rows)
@@ -166,7 +173,7 @@ def shown_confusions(run: Collected) -> list[int]:
     return shown
 
 
-def confusion_table(run: Collected) -> dict[str, list[Any]]:
+def confusion_table(run: ReportedRun) -> dict[str, list[Any]]:
     """Return columns ``peer`` (-1: all), ``true``, ``said``, ``count`` and ``fraction`` (of the true class)."""
     pooled: dict[tuple[int, int], int] = {}
     for rows in run.learned.confusion.values():
@@ -185,7 +192,7 @@ def confusion_table(run: Collected) -> dict[str, list[Any]]:
     return table
 
 
-def _costs(figures: Figures, run: Collected) -> None:
+def _costs(figures: Figures, run: ReportedRun) -> None:
     order, recorded = run.order, run.history
     if recorded.edges:
         edges: dict[str, list[Any]] = {
@@ -210,12 +217,12 @@ def _costs(figures: Figures, run: Collected) -> None:
         figures.add(charts.time(order, shown), time=table)
 
 
-def of_several(groups: Sequence[Group]) -> Figures:
+def of_several(groups: Sequence[RunGroup]) -> Figures:
     """Return the curves of several groups of runs."""
     figures = Figures()
     rows = [row for group in groups for row in several.curve(group)]
     if rows:
         names = [group.title for group in groups]
-        table = {key: [rounded(row[key]) if key not in ("name",) else row[key] for row in rows] for key in rows[0]}
+        table = {key: [row[key] if key == "name" else rounded(row[key]) for row in rows] for key in rows[0]}
         figures.add(charts.compared(names), compared=table)
     return figures

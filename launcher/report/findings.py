@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from launcher import formatting
 from launcher.facts.processes import RUNNING
 from launcher.facts.skipped import skipped_lines
 from launcher.facts.summary import Summary
-from launcher.formatting import duration, ids, percent
+from launcher.formatting import duration, percent
 from launcher.report.history import History, means
 from launcher.report.learned import Learned
 from launcher.views.print_summary import restarted
@@ -23,28 +24,26 @@ FEW_POINTS = 0.10
 """Accuracy below the median, at least, of a peer that is called inaccurate; and three times the usual deviation."""
 LITTLE_WEIGHT = 0.5
 """Fraction of the usual weight that a peer receives from the others, below which it is called isolated."""
-
-
 OLD = 2.0
 """Times the median age of a peak model from which on it is called old."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """A remark about peers. ``level``: ``bad`` for what failed, ``look`` for what stands out, ``good`` otherwise."""
 
     level: str
     text: str
 
 
-def find(summary: Summary, history: History, learned: Learned) -> list[Finding]:
+def find(summary: Summary, history: History, learned: Learned) -> list[Remark]:
     """Return what stands out, the worst first; a good word if nothing does."""
     found = [*_ended(summary, history), *_inaccurate(summary, history, learned), *_slow(history)]
     found += _isolated(history) + _lost(summary, history) + _restarted(summary) + _stale(history)
     found += _progress(history)
     order = {"bad": 0, "look": 1, "good": 2}
     if not any(finding.level != "good" for finding in found):
-        found.insert(0, Finding("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
+        found.insert(0, Remark("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
     return sorted(found, key=lambda finding: order[finding.level])
 
 
@@ -53,7 +52,7 @@ def _stopped(summary: Summary) -> set[int]:
     return {peer.peer for peer in summary.peers if peer.ended not in ("finished", RUNNING)}
 
 
-def _ended(summary: Summary, history: History) -> list[Finding]:
+def _ended(summary: Summary, history: History) -> list[Remark]:
     ways: dict[str, list[int]] = {}
     at = {row["peer"]: row["seconds"] for row in history.rows}
     for peer in summary.peers:
@@ -61,11 +60,13 @@ def _ended(summary: Summary, history: History) -> list[Finding]:
             when = f", {duration(at[peer.peer])} after the start" if peer.peer in at else ""
             ways.setdefault(f"{peer.ended}, after {peer.rounds_done} rounds{when}", []).append(peer.peer)
     running = [peer.peer for peer in summary.peers if peer.ended == RUNNING]
-    still = [Finding("look", f"{_peers(running)}: still running; this is what is recorded so far.")] * bool(running)
-    return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()] + still
+    found = [Remark("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()]
+    if running:
+        found.append(Remark("look", f"{_peers(running)}: still running; this is what is recorded so far."))
+    return found
 
 
-def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Finding]:
+def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Remark]:
     """Name the peers far below the others, each compared in the last round that it has evaluated.
 
     Those that stopped are named for that already, and could not learn on.
@@ -89,7 +90,7 @@ def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Fi
     for value, peer, middle, when in sorted(low)[:5]:
         text = f"Peer {peer} is far less accurate: {percent(value)} %{when}, the median is {percent(middle)} %."
         doubt = _renaming(learned, peer, 0.75 * middle)
-        found.append(Finding("bad" if doubt else "look", text + doubt))
+        found.append(Remark("bad" if doubt else "look", text + doubt))
     return found
 
 
@@ -132,13 +133,13 @@ def training_times(history: History) -> dict[int, float]:
     return {peer: median(values) for peer, values in spent.items()}
 
 
-def _slow(history: History) -> list[Finding]:
+def _slow(history: History) -> list[Remark]:
     training = training_times(history)
     if len(training) < 4 or (middle := median(training.values())) <= 0:
         return []
     slow = sorted((peer for peer in training if training[peer] > SLOW * middle), key=lambda peer: -training[peer])
     return [
-        Finding(
+        Remark(
             "look",
             f"Peer {peer} is slow: it trains {training[peer]:.2g} s in the median round, "
             f"{training[peer] / middle:.1f} times as long as the median peer{_computing(history, peer)}.",
@@ -148,7 +149,7 @@ def _slow(history: History) -> list[Finding]:
 
 
 def _computing(history: History, peer: int) -> str:
-    """Say so if a peer's training time is not its own work: it was delayed, or others had the processor."""
+    """Say so if a peer did not compute while it trained: it was delayed, or others had the processor."""
     spent, trained = history.cpu.get(peer, 0.0), history.seconds[peer]["training"]
     return f", and computes in only {percent(spent / trained)} % of it" if 0 < spent < 0.5 * trained else ""
 
@@ -166,7 +167,7 @@ def received_weight(history: History) -> dict[int, float]:
     }
 
 
-def _isolated(history: History) -> list[Finding]:
+def _isolated(history: History) -> list[Remark]:
     given = received_weight(history)
     if len(given) < 4 or (middle := median(given.values())) <= 0:
         return []
@@ -174,7 +175,7 @@ def _isolated(history: History) -> list[Finding]:
     if len(low) > len(given) / 4:  # then it is the graph that is uneven
         return []
     return [
-        Finding(
+        Remark(
             "look",
             f"Peer {peer} is little trusted: the others give it a weight of {given[peer]:.3f}, the median peer "
             f"gets {middle:.3f}.",
@@ -183,20 +184,20 @@ def _isolated(history: History) -> list[Finding]:
     ]
 
 
-def _lost(summary: Summary, history: History) -> list[Finding]:
+def _lost(summary: Summary, history: History) -> list[Remark]:
     found = []
     if history.diverged:
         first = min(history.diverged.values())
         found.append(
-            Finding("bad", f"The loss of {_peers(history.diverged, inner=True)} diverged, from round {first}.")
+            Remark("bad", f"The loss of {_peers(history.diverged, inner=True)} diverged, from round {first}.")
         )
-    found += [Finding("bad", f"{line[0].upper()}{line[1:]}.") for line in skipped_lines(history.skipped)]
+    found += [Remark("bad", f"{line[0].upper()}{line[1:]}.") for line in skipped_lines(history.skipped)]
     dropped: dict[int, int] = {}
     for peer in summary.peers:
         for sender, count in peer.dropped.items():
             dropped[int(sender)] = dropped.get(int(sender), 0) + count
     if dropped:
-        found.append(Finding("look", f"Invalid messages of {_peers(dropped, inner=True)}: {sum(dropped.values())}."))
+        found.append(Remark("look", f"Invalid messages of {_peers(dropped, inner=True)}: {sum(dropped.values())}."))
     missing = Counter[int]()
     for (_, late), lost in history.missing.items():
         if late not in _stopped(summary):  # which says why
@@ -204,17 +205,17 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
     if missing:
         (late, most), total = missing.most_common(1)[0], missing.total()
         which = "all" if most == total else f"{most} of them"
-        found.append(Finding("look", f"{total} messages did not arrive in time, {which} from peer {late}."))
+        found.append(Remark("look", f"{total} messages did not arrive in time, {which} from peer {late}."))
     return found
 
 
-def _restarted(summary: Summary) -> list[Finding]:
+def _restarted(summary: Summary) -> list[Remark]:
     text = restarted(summary.peers)
-    return [Finding("look", f"{text[0].upper()}{text[1:]}.")] if text else []
+    return [Remark("look", f"{text.capitalize()}.")] if text else []
 
 
-def _stale(history: History) -> list[Finding]:
-    """Name the peers whose peak models, which are the ones to use, are much older than those of the others."""
+def _stale(history: History) -> list[Remark]:
+    """Name the peers whose peak models are much older than the other peers' peak models. Peak models are used."""
     ages = history.peak_age
     middle = median(ages.values()) if ages else 0.0
     old = [peer for peer in ages if ages[peer] > OLD * max(1.0, middle)]
@@ -223,7 +224,7 @@ def _stale(history: History) -> list[Finding]:
     oldest = max(ages[peer] for peer in old)
     age = f"model is {oldest:.0f}" if len(old) == 1 else f"models are up to {oldest:.0f}"
     return [
-        Finding(
+        Remark(
             "look",
             f"{_peers(old)} had no part in the last rounds with the highest α: the peak {age} rounds old, "
             f"the median peer's {middle:.0f}.",
@@ -231,7 +232,7 @@ def _stale(history: History) -> list[Finding]:
     ]
 
 
-def _progress(history: History) -> list[Finding]:
+def _progress(history: History) -> list[Remark]:
     """Say whether the mean accuracy still rises at the end, or has fallen since its best round."""
     curve = means(history)
     if len(curve) < 4:
@@ -243,21 +244,21 @@ def _progress(history: History) -> list[Finding]:
     if values[best] - values[-1] > 0.02:
         t = int(curve[best]["t"])
         fell = 100 * (values[best] - values[-1])
-        return [Finding("look", f"The mean accuracy fell by {fell:.1f} points since its best round, {t}.")]
+        return [Remark("look", f"The mean accuracy fell by {fell:.1f} points since its best round, {t}.")]
     if values[-1] - since > 0.01:
         rose = 100 * (values[-1] - since)
         return [
-            Finding("look", f"The mean accuracy still rises ({rose:+.1f} points in the last fifth): train longer.")
+            Remark("look", f"The mean accuracy still rises ({rose:+.1f} points in the last fifth): train longer.")
         ]
     level_from = next(i for i in range(len(values)) if all(abs(v - values[-1]) <= 0.01 for v in values[i:]))
     if len(values) < LEAST_EVALUATIONS or level_from >= len(values) - fifth:
         return []
-    # A mean that a broken peer spoils is no good news.
+    # A level mean that a broken peer spoils needs a look.
     kind = "good" if curve[-1]["std"] < FEW_POINTS else "look"
     when = f"since round {int(curve[level_from]['t'])}, after {duration(curve[level_from]['seconds'])}"
-    return [Finding(kind, f"The mean accuracy has been level at {percent(values[-1])} % {when}.")]
+    return [Remark(kind, f"The mean accuracy has been level at {percent(values[-1])} % {when}.")]
 
 
 def _peers(peers: Mapping[int, object] | list[int], *, inner: bool = False) -> str:
-    noun = "peer" if len(peers) == 1 else "peers"
-    return f"{noun if inner else noun.capitalize()} {ids(peers)}"
+    text = formatting.peers(peers)
+    return text if inner else text.capitalize()

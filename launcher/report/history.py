@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, pstdev
 from typing import Any
 
 from launcher.report.numbers import name, rounded
@@ -35,7 +36,7 @@ class History:
         cpu: seconds of processors by peer, in its rounds; 0 if they are not recorded.
         missing: messages that did not arrive in time, by receiver and sender.
         peak_age: rounds since each peer's peak model was updated, as last recorded, of methods that have peak models.
-        diverged: peers with a loss that was no finite number, and the first round of it.
+        diverged: peers with a loss that was not finite, and the first round of it.
         skipped: what was not used because it had diverged, by peer and kind.
     """
 
@@ -139,19 +140,15 @@ def means(history: History) -> list[dict[str, float]]:
         if row["accuracy"] is not None:
             by_round[row["t"]].append(row)
     return [
-        {"t": t} | _spread(by_round[t], "accuracy") | {key: _mean(by_round[t], key) for key in ("bytes", "seconds")}
-        for t in sorted(by_round)
-        if 2 * len(by_round[t]) >= len(history.peers)
+        {"t": t, **_spread([row["accuracy"] for row in rows])}
+        | {key: fmean(row[key] for row in rows) for key in ("bytes", "seconds")}
+        for t, rows in sorted(by_round.items())
+        if 2 * len(rows) >= len(history.peers)
     ]
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(sum(row[key] for row in rows)) / len(rows)
-
-
-def _spread(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
-    mean = _mean(rows, key)
-    std = (sum((row[key] - mean) ** 2 for row in rows) / len(rows)) ** 0.5
+def _spread(accuracies: Sequence[float]) -> dict[str, float]:
+    mean, std = fmean(accuracies), pstdev(accuracies)
     return {"mean": mean, "low": max(0.0, mean - std), "high": min(1.0, mean + std), "std": std}
 
 

@@ -23,7 +23,7 @@ MAX_PROTOTYPES = 1000
 MAX_CONFUSION = 40_000
 """Cells of the confusion matrices of single peers that a page holds; the pooled one is always there."""
 
-Table = npt.NDArray[np.float32]
+Matrix = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -93,12 +93,12 @@ def _confusion(one: Inspection) -> list[list[int]]:
 def project(inspected: Sequence[Inspection]) -> dict[str, list[Any]]:
     """Project the embeddings of test samples, and the prototypes, of all peers together onto a plane by t-SNE.
 
-    Distances are those of directions (cosine), which most methods train.
+    Distances are between directions (cosine), which most methods train.
 
     Raises:
         RunFolderError: there is nothing to project, or the peers' features have different widths.
     """
-    parts: list[tuple[Table, str, int, Sequence[int]]] = []
+    parts: list[tuple[Matrix, str, int, Sequence[int]]] = []
     for one in inspected:
         parts.append((one.features, "embedding", one.peer, one.labels[: len(one.features)].tolist()))
         parts.append((one.prototypes, "prototype", one.peer, one.prototype_classes))
@@ -134,7 +134,7 @@ def _at_most(usable: npt.NDArray[np.int64], kinds: Sequence[str]) -> npt.NDArray
     return np.sort(np.concatenate(kept)) if kept else usable
 
 
-def _tsne(table: Table) -> npt.NDArray[np.float64]:
+def _tsne(table: Matrix) -> npt.NDArray[np.float64]:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 

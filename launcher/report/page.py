@@ -12,12 +12,9 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+from launcher.formatting.pictures import VEGA_LITE, vega
 from launcher.report.charts import Chart
-from p2pfl.errors import MissingExtra
 from p2pfl.terminal import printable
-
-VEGA_LITE = "6.4"
-"""Version of Vega-Lite that the specifications are written for; vl-convert bundles several."""
 
 
 def escape(text: object) -> str:
@@ -37,11 +34,7 @@ def library() -> str:
     Raises:
         MissingExtra: vl-convert is not installed.
     """
-    try:
-        import vl_convert
-    except ImportError:
-        raise MissingExtra("vl-convert-python", "report", "p2pfl report") from None
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
+    bundle: str = vega("p2pfl report").javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
     return bundle.replace("</script", "<\\/script")
 
 

@@ -6,25 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from launcher.formatting import pictures
 from launcher.report.charts import Chart, Figures, Spec
-from launcher.report.page import VEGA_LITE
-from p2pfl.run_folder.files import write_atomically, write_errors
+from p2pfl.run_folder.files import write_errors
 
 WIDTH = 400
 """Pixels of the plot, or points in a PDF: a column of a paper, nearly."""
-SCALE = 3
-"""Pixels of a PNG for each of these."""
 ONLY_ON_PAGE = ("drawing",)
 """Charts whose tables the page's script fills."""
-COLORS = {"text": "black", "quiet": "#57606a", "card": "white", "accent": "#0b5cad", "strong": "#c2410c"}
-COLORS |= {"on": "white", "off": "black"}
-CONFIG: Spec = {
-    "background": "white",
-    "view": {"stroke": None},
-    "axis": {"gridOpacity": 0.6, "titleFontWeight": "normal"},
-    "legend": {"titleFontWeight": "normal"},
-    "range": {"heatmap": ["#f3f6fa", "#b7d3ee", "#4a8fca", "#0a3d73"], "ramp": ["#f3f6fa", "#0a3d73"]},
-}
 
 
 def write(figures: Figures, png: Path | None, pdf: Path | None) -> list[Path]:
@@ -38,10 +27,6 @@ def write(figures: Figures, png: Path | None, pdf: Path | None) -> list[Path]:
         MissingExtra: vl-convert is not installed.
         WriteError: a file cannot be written.
     """
-    if png is None and pdf is None:
-        return []
-    import vl_convert
-
     specs = dict(specifications(figures))
     written = []
     for folder, suffix in ((png, "png"), (pdf, "pdf")):
@@ -50,12 +35,7 @@ def write(figures: Figures, png: Path | None, pdf: Path | None) -> list[Path]:
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for name, spec in specs.items():
-            drawn = (
-                vl_convert.vegalite_to_png(spec, VEGA_LITE, scale=SCALE)
-                if suffix == "png"
-                else vl_convert.vegalite_to_pdf(spec, VEGA_LITE)
-            )
-            write_atomically(folder / f"{name}.{suffix}", drawn)
+            pictures.save(spec, folder / f"{name}.{suffix}", "p2pfl report")
             written.append(folder / f"{name}.{suffix}")
     return written
 
@@ -67,17 +47,13 @@ def specifications(figures: Figures) -> Iterator[tuple[str, Spec]]:
             continue
         tables = {name: _rows(figures, name, chart) for name in chart.tables}
         for text, spec in chart.variants.items():
-            yield (
-                f"{chart.id}-{text}" if text else chart.id,
-                {
-                    **_colored(spec),
-                    "title": chart.caption if chart.id.startswith("loss") else "",  # the term
-                    "width": WIDTH,
-                    "height": chart.height or WIDTH,
-                    "datasets": tables,
-                    "config": CONFIG,
-                },
-            )
+            title = chart.caption if chart.id.startswith("loss") else ""  # the term
+            yield f"{chart.id}-{text}" if text else chart.id, whole(chart, spec, tables, title=title)
+
+
+def whole(chart: Chart, spec: Spec, tables: dict[str, list[Any]], *, title: str, width: int = WIDTH) -> Spec:
+    """Return a chart's specification with its data and size."""
+    return {**spec, "title": title, "width": width, "height": chart.height or width, "datasets": tables}
 
 
 def _rows(figures: Figures, table: str, chart: Chart) -> list[dict[str, Any]]:
@@ -89,16 +65,5 @@ def _rows(figures: Figures, table: str, chart: Chart) -> list[dict[str, Any]]:
             for (row, column), cell in zip(pairs, last, strict=True)
             if cell >= 0
         ]
-    columns = figures.tables[table]
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     needs = chart.needs if table == "rounds" else ""
-    return [row for row in rows if not needs or row[needs] is not None]
-
-
-def _colored(value: Any) -> Any:
-    """Replace ``@text`` and the like."""
-    if isinstance(value, str) and value.startswith("@"):
-        return COLORS.get(value[1:], value)
-    if isinstance(value, list):
-        return [_colored(item) for item in value]
-    return {key: _colored(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return [row for row in pictures.rows(figures.tables[table]) if not needs or row[needs] is not None]

@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.report.charts import MANY, PICKED, Chart, Spec, by_group, palette
+from launcher.report.charts import MANY, PICKED, Chart, Spec, by_group, nominal, ordinal, palette, quantitative
 
 
 def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart:
-    """Heat map of mixing weights; the script fills its cells with those of the round that the slider selects."""
+    """Heat map of mixing weights; the script fills in the round that the slider selects."""
+    peers: Spec = {"sort": None, "scale": {"domain": list(order)}}
     cell = {
-        "x": {
-            "field": "column",
-            "type": "ordinal",
-            "sort": None,
-            "scale": {"domain": list(order)},
-            "title": "gives weight to peer",
-        },
-        "y": {"field": "row", "type": "ordinal", "sort": None, "scale": {"domain": list(order)}, "title": "peer"},
+        "x": ordinal("column", title="gives weight to peer", **peers),
+        "y": ordinal("row", title="peer", **peers),
     }
-    color = {
-        "field": "w",
-        "type": "quantitative",
-        "title": "weight",
-        "scale": {"domain": [0, highest], "clamp": True},
-    }
+    color = quantitative("w", title="weight", scale={"domain": [0, highest], "clamp": True})
     tooltip = [
         {"field": "row", "title": "peer"},
         {"field": "column", "title": "gives peer"},
@@ -35,9 +25,9 @@ def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart
         "data": {"name": "blocks"},
         "mark": {"type": "rect", "fill": None, "strokeWidth": 2, "stroke": "@strong", "aria": False},
         "encoding": {
-            "x": {"field": "first", "type": "ordinal", "bandPosition": 0},
+            "x": ordinal("first", bandPosition=0),
             "x2": {"field": "last", "bandPosition": 1},
-            "y": {"field": "first", "type": "ordinal", "bandPosition": 0},
+            "y": ordinal("first", bandPosition=0),
             "y2": {"field": "last", "bandPosition": 1},
         },
     }
@@ -60,10 +50,9 @@ def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart
 
 def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
     """The graph: peers, and edges as strong as their weights or traffic."""
-    axis = {"type": "quantitative", "axis": None, "scale": {"domain": [-1.12, 1.12]}}
-    place: Spec = {"x": {"field": "x", **axis}, "y": {"field": "y", **axis}}
-    ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
-    strength = {"field": "strength", "type": "quantitative", "legend": None}
+    place: Spec = {key: quantitative(key, axis=None, scale={"domain": [-1.12, 1.12]}) for key in ("x", "y")}
+    ends: Spec = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    strength: Spec = quantitative("strength", legend=None)
     what = "mixing weight" if learned else "bytes sent"
     edges = {
         "data": {"name": "edges"},
@@ -105,76 +94,38 @@ def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
 
 def matrix(key: str, label: str, caption: str, order: Sequence[int], value: str) -> Chart:
     """Heat map of a table with columns ``row``, ``column`` and ``value``; one cell per sender and receiver."""
-    axis = {"type": "ordinal", "scale": {"domain": list(order)}, "sort": None}
-    return Chart(
-        key,
-        label,
-        caption,
-        {
-            "": {
-                "data": {"name": key},
-                "mark": {"type": "rect", "aria": len(order) <= MANY},
-                "encoding": {
-                    "x": {"field": "column", "title": "to peer", **axis},
-                    "y": {"field": "row", "title": "from peer", **axis},
-                    "color": {
-                        "field": "value",
-                        "type": "quantitative",
-                        "title": value,
-                        "scale": {"zero": True},
-                        "legend": {"format": "~s"},
-                    },
-                    "tooltip": [
-                        {"field": "row", "title": "from"},
-                        {"field": "column", "title": "to"},
-                        {"field": "value", "title": value, "format": ".4~s"},
-                    ],
-                },
-            }
-        },
-        (key,),
-        height=0,
-        canvas=len(order) > 30,
-    )
+    peers: Spec = {"scale": {"domain": list(order)}, "sort": None}
+    encoding = {
+        "x": ordinal("column", title="to peer", **peers),
+        "y": ordinal("row", title="from peer", **peers),
+        "color": quantitative("value", title=value, scale={"zero": True}, legend={"format": "~s"}),
+        "tooltip": [
+            {"field": "row", "title": "from"},
+            {"field": "column", "title": "to"},
+            {"field": "value", "title": value, "format": ".4~s"},
+        ],
+    }
+    mark = {"type": "rect", "aria": len(order) <= MANY}
+    spec = {"data": {"name": key}, "mark": mark, "encoding": encoding}
+    return Chart(key, label, caption, {"": spec}, (key,), height=0, canvas=len(order) > 30)
 
 
 def partition(order: Sequence[int], labels: Sequence[str | int], groups: Sequence[int | None]) -> Chart:
     """Samples of each peer by label, as circles."""
+    axis, size = _axis_of_classes(labels), {"scale": {"range": [8, 220]}, "legend": {"tickCount": 3}}
+    encoding = {
+        "x": ordinal("label", title="label", scale={"domain": list(labels)}, axis=axis),
+        "y": ordinal("peer", sort=None, scale={"domain": list(order)}, axis={"labelOverlap": True}),
+        "size": quantitative("count", title="samples", **size),
+        "color": by_group(groups),
+        "tooltip": [{"field": "peer"}, {"field": "label"}, {"field": "count", "title": "samples"}],
+    }
+    mark = {"type": "circle", "opacity": 0.85, "aria": False}
     return Chart(
         "partition",
         "Training samples of each peer by label: a circle's area is the number of samples",
         "Training samples per peer and label; the area of a circle is their number.",
-        {
-            "": {
-                "data": {"name": "partition"},
-                "mark": {"type": "circle", "opacity": 0.85, "aria": False},
-                "encoding": {
-                    "x": {
-                        "field": "label",
-                        "type": "ordinal",
-                        "title": "label",
-                        "scale": {"domain": list(labels)},
-                        "axis": _axis_of_classes(labels),
-                    },
-                    "y": {
-                        "field": "peer",
-                        "type": "ordinal",
-                        "sort": None,
-                        "scale": {"domain": list(order)},
-                        "axis": {"labelOverlap": True},
-                    },
-                    "size": {
-                        "field": "count",
-                        "type": "quantitative",
-                        "title": "samples",
-                        "scale": {"range": [8, 220]},
-                        "legend": {"tickCount": 3},
-                    },
-                    "color": by_group(groups),
-                    "tooltip": [{"field": "peer"}, {"field": "label"}, {"field": "count", "title": "samples"}],
-                },
-            }
-        },
+        {"": {"data": {"name": "partition"}, "mark": mark, "encoding": encoding}},
         ("partition",),
         height=max(160, min(900, 60 + 17 * len(order))),
         canvas=True,
@@ -189,18 +140,12 @@ def _axis_of_classes(labels: Sequence[str | int]) -> Spec:
 
 def confusion(labels: Sequence[str | int], whose: Mapping[str, int]) -> Chart:
     """Predictions by true class, of all peers together or of one."""
-    axis: Spec = {"type": "ordinal", "scale": {"domain": list(labels)}}
+    scale, upright = {"domain": list(labels)}, {"labelAngle": 0, "labelOverlap": True}
     cell = {
-        "x": {"field": "said", "title": "predicted class", **axis, "axis": _axis_of_classes(labels)},
-        "y": {"field": "true", "title": "true class", **axis, "axis": {"labelAngle": 0, "labelOverlap": True}},
+        "x": ordinal("said", title="predicted class", scale=scale, axis=_axis_of_classes(labels)),
+        "y": ordinal("true", title="true class", scale=scale, axis=upright),
     }
-    color = {
-        "field": "fraction",
-        "type": "quantitative",
-        "title": "of the class",
-        "scale": {"domain": [0, 1]},
-        "legend": {"format": ".0%"},
-    }
+    color = quantitative("fraction", title="of the class", scale={"domain": [0, 1]}, legend={"format": ".0%"})
     tooltip = [
         {"field": "true"},
         {"field": "said", "title": "predicted"},
@@ -212,24 +157,14 @@ def confusion(labels: Sequence[str | int], whose: Mapping[str, int]) -> Chart:
     ]
     if len(labels) <= 12:
         contrast = {"condition": {"test": "datum.fraction > 0.55", "value": "@on"}, "value": "@off"}
-        layers.append(
-            {
-                "mark": {"type": "text", "fontSize": 11},
-                "encoding": {**cell, "text": {"field": "fraction", "format": ".0%"}, "color": contrast},
-            }
-        )
+        text = {**cell, "text": {"field": "fraction", "format": ".0%"}, "color": contrast}
+        layers.append({"mark": {"type": "text", "fontSize": 11}, "encoding": text})
+    chosen = {"params": [{"name": "whose", "value": -1}], "transform": [{"filter": "datum.peer === whose"}]}
     return Chart(
         "confusion",
         "Confusion matrix on the local test splits: fraction of each true class that is predicted as each class",
         "Local test splits, last checkpoints; each row sums to 100 %.",
-        {
-            "": {
-                "params": [{"name": "whose", "value": -1}],
-                "data": {"name": "confusion"},
-                "transform": [{"filter": "datum.peer === whose"}],
-                "layer": layers,
-            }
-        },
+        {"": {**chosen, "data": {"name": "confusion"}, "layer": layers}},
         ("confusion",),
         height=0,
         param=("whose", "Confusion of", dict(whose)),
@@ -253,27 +188,20 @@ def points(by: Mapping[str, tuple[str, Sequence[Any]]]) -> Chart:
 
 
 def _points(name: str, values: Sequence[Any]) -> Spec:
-    axis = {"type": "quantitative", "axis": None, "scale": {"zero": False, "nice": False, "padding": 12}}
-    color: Spec = {"field": name, "type": "nominal", "title": "class" if name == "label" else name, **palette(values)}
-    tooltip: list[Spec] = [{"field": "kind"}, {"field": "label", "title": "class"}, {"field": "peer"}]
-    place: Spec = {"x": {"field": "x", **axis}, "y": {"field": "y", **axis}}
-    legend: Spec = {"legend": {"columns": 2 if len(values) > MANY else 1, "symbolLimit": 40}}
-    circles: Spec = {
+    color = nominal(name, title="class" if name == "label" else name, **palette(values))
+    legend = {"columns": 2 if len(values) > MANY else 1, "symbolLimit": 40}
+    scale = {"zero": False, "nice": False, "padding": 12}
+    place: Spec = {key: quantitative(key, axis=None, scale=scale) for key in ("x", "y")}
+    place["tooltip"] = [{"field": "kind"}, {"field": "label", "title": "class"}, {"field": "peer"}]
+    diamond = {"type": "point", "shape": "diamond", "size": 90, "filled": True, "opacity": 1}
+    circles = {
         "transform": [{"filter": "datum.kind === 'embedding'"}],
         "mark": {"type": "circle", "size": 22, "opacity": 0.55},
-        "encoding": {**place, "color": {**color, **legend}, "tooltip": tooltip},
+        "encoding": {**place, "color": {**color, "legend": legend}},
     }
     diamonds = {
         "transform": [{"filter": "datum.kind === 'prototype'"}],
-        "mark": {
-            "type": "point",
-            "shape": "diamond",
-            "size": 90,
-            "filled": True,
-            "opacity": 1,
-            "stroke": "@text",
-            "strokeWidth": 1,
-        },
-        "encoding": {**place, "color": color, "tooltip": tooltip},
+        "mark": {**diamond, "stroke": "@text", "strokeWidth": 1},
+        "encoding": {**place, "color": color},
     }
     return {"data": {"name": "points"}, "layer": [circles, diamonds]}

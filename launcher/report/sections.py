@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher import formatting
 from launcher.report.charts import Figures
-from launcher.report.collect import Collected
+from launcher.report.collect import ReportedRun
 from launcher.report.findings import SLOW, training_times
 from launcher.report.history import PHASES
 from launcher.report.page import document, escape, figure, findings, select, table, tiles
@@ -29,14 +29,14 @@ ALIKE = (0.8, 1.25)
 """Ratios of the weights within groups to those across between which the groups make no difference."""
 
 
-def body(run: Collected, figures: Figures) -> str:
+def body(run: ReportedRun, figures: Figures) -> str:
     """Return the header, the sections and the footer."""
     heading = f'{escape(run.summary.name)} <span class="quiet">{escape(_kind(run))}</span>'
     footer = f"Made by <code>p2pfl report</code> from {escape(run.folder.root)}"
     return document(heading, escape(_origin(run)), dict(_sections(run, figures)), footer)
 
 
-def _kind(run: Collected) -> str:
+def _kind(run: ReportedRun) -> str:
     summary = run.summary
     done = sum(peer.ended == "finished" for peer in summary.peers)
     state = "finished" if summary.finished else f"{done} of {len(summary.peers)} peers finished"
@@ -45,15 +45,15 @@ def _kind(run: Collected) -> str:
     return f"{summary.algorithm}, {len(summary.peers)} peers, {rounds}{of} rounds, {state}"
 
 
-def _origin(run: Collected) -> str:
+def _origin(run: ReportedRun) -> str:
     info, summary = run.info, run.summary
-    how = (
-        "simulated" if info.get("simulated") else "collected from other hosts" if "collected" in info else "launched"
-    )
+    how = "collected from other hosts" if "collected" in info else "launched"
+    if info.get("simulated"):
+        how = "simulated"
     return f"{how} {str(info.get('started', '')).replace('T', ' ')[:16]}, seed {summary.seed}"
 
 
-def _sections(run: Collected, figures: Figures) -> Iterator[tuple[str, tuple[str, str]]]:
+def _sections(run: ReportedRun, figures: Figures) -> Iterator[tuple[str, tuple[str, str]]]:
     yield "glance", ("At a glance", _tiles(run) + _findings(run))
     yield "learning", ("Learning", _learning(run, figures))
     yield "collaboration", ("Collaboration", _collaboration(run, figures))
@@ -67,25 +67,24 @@ def _sections(run: Collected, figures: Figures) -> Iterator[tuple[str, tuple[str
 # ---- at a glance -----------------------------------------------------------------------------------------------
 
 
-def _tiles(run: Collected) -> str:
+def _tiles(run: ReportedRun) -> str:
     return tiles([_accuracy_tile(run), _slowest_tile(run), _collaboration_tile(run), _cost_tile(run)])
 
 
-def _accuracy_tile(run: Collected) -> tuple[str, str, str]:
+def _accuracy_tile(run: ReportedRun) -> tuple[str, str, str]:
     found = run.summary.accuracy
     if found is not None:
         kind = "masked; " if run.summary.masked_test else ""
         middle = median(peer.accuracy for peer in run.summary.peers if peer.accuracy is not None)
-        of_all = f"median {formatting.percent(middle)} %, worst tenth {formatting.percent(found.worst_tenth)} %"
-        worst = kind + of_all
-        return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", worst
+        more = f"{kind}median {formatting.percent(middle)} %, worst tenth {formatting.percent(found.worst_tenth)} %"
+        return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", more
     last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
     if last:
         return "How accurate?", f"{formatting.percent(fmean(last))} %", "mean of the last evaluations, unfinished"
     return "How accurate?", "–", ABSENT["accuracy"]
 
 
-def _last_rows(run: Collected) -> list[dict[str, Any]]:
+def _last_rows(run: ReportedRun) -> list[dict[str, Any]]:
     last: dict[int, dict[str, Any]] = {}
     for row in run.history.rows:
         if row["accuracy"] is not None:
@@ -93,7 +92,7 @@ def _last_rows(run: Collected) -> list[dict[str, Any]]:
     return list(last.values())
 
 
-def _slowest_tile(run: Collected) -> tuple[str, str, str]:
+def _slowest_tile(run: ReportedRun) -> tuple[str, str, str]:
     training = training_times(run.history)
     middle = median(training.values()) if training else 0.0
     if middle <= 0:
@@ -105,7 +104,7 @@ def _slowest_tile(run: Collected) -> tuple[str, str, str]:
     return "Who is slow?", f"peer {peer}", f"trains {times:.1f} × as long as the median peer"
 
 
-def _collaboration_tile(run: Collected) -> tuple[str, str, str]:
+def _collaboration_tile(run: ReportedRun) -> tuple[str, str, str]:
     found, question = run.summary.collaboration, "Who works with whom?"
     if found is None:
         return question, "–", "see Collaboration" if run.history.weights else "no mixing weights are recorded"
@@ -116,14 +115,11 @@ def _collaboration_tile(run: Collected) -> tuple[str, str, str]:
         weights = f"{found.inside:.3f} within {groups} groups, {found.across:.3f} across"
         return question, value, f"mean weight {weights}" + (f": {ratio:.1f} times" if 0 < ratio < math.inf else "")
     alone = fmean(row[k] for k, row in enumerate(found.weights))
-    return (
-        question,
-        f"{formatting.percent(1 - alone)} % others",
-        f"a peer keeps {formatting.percent(alone)} % of its own",
-    )
+    kept, others = formatting.percent(alone), formatting.percent(1 - alone)
+    return question, f"{others} % others", f"a peer keeps {kept} % of its own"
 
 
-def _cost_tile(run: Collected) -> tuple[str, str, str]:
+def _cost_tile(run: ReportedRun) -> tuple[str, str, str]:
     sent = sum(payload + header for _, payload, header in run.history.kinds.values())
     trained = sum(seconds["training"] for seconds in run.history.seconds.values())
     took = run.summary.seconds or max((row["seconds"] for row in run.history.rows), default=0.0)
@@ -134,7 +130,7 @@ def _cost_tile(run: Collected) -> tuple[str, str, str]:
     )
 
 
-def _findings(run: Collected) -> str:
+def _findings(run: ReportedRun) -> str:
     return findings((found.level, found.text) for found in run.findings)
 
 
@@ -151,7 +147,7 @@ def _figure(figures: Figures, key: str, what: str, why: str = "") -> str:
     return _absent(what, why or ABSENT.get(key, "there is no data"))
 
 
-def _learning(run: Collected, figures: Figures) -> str:
+def _learning(run: ReportedRun, figures: Figures) -> str:
     peers = {"none": -1, **{f"peer {peer}": peer for peer in run.history.peers}}
     pick = f'<div class="bar">{select("pick", "Highlight", peers)}</div>' if run.history.rows else ""
     losses = "".join(figure(chart) for key, chart in figures.charts.items() if key.startswith("loss"))
@@ -162,7 +158,7 @@ def _learning(run: Collected, figures: Figures) -> str:
     return pick + _figure(figures, "accuracy", "Accuracy") + losses
 
 
-def _collaboration(run: Collected, figures: Figures) -> str:
+def _collaboration(run: ReportedRun, figures: Figures) -> str:
     bar = ""
     if figures.frames is not None:
         last = len(figures.frames["list"]) - 1
@@ -178,7 +174,7 @@ def _collaboration(run: Collected, figures: Figures) -> str:
     return f'{bar}<div class="pair">{_figure(figures, "weights", "Mixing weights")}{drawn}</div>'
 
 
-def _peers(run: Collected) -> str:
+def _peers(run: ReportedRun) -> str:
     recorded = run.history
     joules = any(peer.cost.keys() & JOULES for peer in run.summary.peers)
     head = [
@@ -228,7 +224,7 @@ def _peers(run: Collected) -> str:
     return table("Peers; a heading sorts by its column", head, rows, key="peers", sortable=True)
 
 
-def _cost(run: Collected, figures: Figures) -> str:
+def _cost(run: ReportedRun, figures: Figures) -> str:
     kinds = [
         [kind, f"{messages:.0f}", formatting.size(payload), formatting.size(header)]
         for kind, (messages, payload, header) in run.history.kinds.items()
@@ -245,24 +241,23 @@ def _cost(run: Collected, figures: Figures) -> str:
     return f'<div class="pair"><div>{left}</div><div>{_figure(figures, "time", "Time by phase")}{summed}</div></div>'
 
 
-def _models(run: Collected, figures: Figures) -> str:
+def _models(run: ReportedRun, figures: Figures) -> str:
     absent = run.learned.absent
-    parts = [
-        ("partition", "Data partition", absent.get("partition", "")),
-        ("confusion", "Confusion matrices", absent.get("confusion", "")),
-        ("points", "Embeddings and prototypes", absent.get("points", "")),
+    titles = {
+        "partition": "Data partition",
+        "confusion": "Confusion matrices",
+        "points": "Embeddings and prototypes",
+    }
+    drawn = [
+        f"<div><h3>{title}</h3>{_figure(figures, key, title, absent.get(key, ''))}</div>"
+        for key, title in titles.items()
     ]
-    drawn = [_titled(title, _figure(figures, key, title, why)) for key, title, why in parts]
     kept = run.summary.statistics
     noted = f'<p class="quiet">Batch-normalization statistics: {escape(kept)}.</p>' if kept else ""
     return f'<div class="pair">{"".join(drawn[:2])}</div>{drawn[2]}{noted}'
 
 
-def _titled(title: str, content: str) -> str:
-    return f"<div><h3>{escape(title)}</h3>{content}</div>"
-
-
-def _faults(run: Collected) -> str:
+def _faults(run: ReportedRun) -> str:
     events = run.events
     if not events.count:
         return "<p>No warnings, faults or restarts are in the logs.</p>"
@@ -273,7 +268,7 @@ def _faults(run: Collected) -> str:
     return f'<div class="left">{listed}</div>'
 
 
-def _run_file(run: Collected) -> str:
+def _run_file(run: ReportedRun) -> str:
     info = run.info
     versions = info.get("versions")
     rows = [[package, version] for package, version in versions.items()] if isinstance(versions, dict) else []

@@ -9,24 +9,24 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
-from launcher.comparison.groups import Group, Member, common_mask, group
+from launcher.comparison.groups import ComparedRun, RunGroup, common_mask, group
 from launcher.comparison.statistics import are_equal, holm, p_value
 from launcher.comparison.test_sets import alike
-from launcher.facts.sweep_folder import Point
+from launcher.facts.sweep_folder import SweepRun
 from launcher.report import history
 from p2pfl.run_folder import records
 from p2pfl.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Test:
+class PairedTest:
     """A paired comparison of two groups: of the means by seed, or with a single common seed of the peers, if these
     have the same samples.
 
     Attributes:
         unit: ``seeds`` or ``peers``.
         difference: mean of the differences, first minus second; ``low`` and ``high`` are its 95 % interval.
-        t: p-value of the paired t-test; ``corrected`` is that after Holm's correction over all pairs.
+        t: p-value of the paired t-test; ``corrected``: after Holm's correction over all pairs.
         wilcoxon: p-value of Wilcoxon's signed-rank test.
     """
 
@@ -42,18 +42,18 @@ class Test:
     corrected: float | None = None
 
 
-def read(runs: Sequence[tuple[RunFolder, Point | None]]) -> list[Group]:
+def read(runs: Sequence[tuple[RunFolder, SweepRun | None]]) -> list[RunGroup]:
     """Read runs, each with its point in a sweep, and group them as `p2pfl compare` does.
 
     Raises:
         RunFolderError: a run is damaged.
         CompareError: their accuracies differ in meaning.
     """
-    members = [Member.of(folder, point) for folder, point in runs]
+    members = [ComparedRun.of(folder, point) for folder, point in runs]
     return group(members, common_mask(members, "report them separately"))
 
 
-def curve(of: Group) -> list[dict[str, Any]]:
+def curve(of: RunGroup) -> list[dict[str, Any]]:
     """Return the mean accuracy over peers and runs by round, with the deviation over runs (sample, n - 1).
 
     Runs of which no peer has finished are left out, unless there are no others.
@@ -77,21 +77,21 @@ def curve(of: Group) -> list[dict[str, Any]]:
     return rows
 
 
-def tests(groups: Sequence[Group]) -> list[Test]:
+def tests(groups: Sequence[RunGroup]) -> list[PairedTest]:
     """Compare all pairs of groups that have one test set, with p-values of the t-test corrected over them (Holm)."""
     found = [_test(a, b) for a, b in combinations(groups, 2) if a.test_set == b.test_set]
     corrected = holm([test.t for test in found])
     return [replace(test, corrected=p) for test, p in zip(found, corrected, strict=True)]
 
 
-def _same_peers(a: Group, b: Group) -> bool:
+def _same_peers(a: RunGroup, b: RunGroup) -> bool:
     """Whether peer i of one group has the samples of peer i of the other, given the one seed that both have."""
     common = a.by_seed().keys() & b.by_seed().keys()
     tested = [member.tested for member in (*a.members, *b.members) if member.seed in common]
     return all(alike(tested[0], each) for each in tested)
 
 
-def _by_peer(of: Group) -> dict[tuple[int, int], float]:
+def _by_peer(of: RunGroup) -> dict[tuple[int, int], float]:
     """Return the final accuracy by seed and peer."""
     return {
         (member.seed, peer.peer): peer.accuracy
@@ -101,7 +101,7 @@ def _by_peer(of: Group) -> dict[tuple[int, int], float]:
     }
 
 
-def _test(a: Group, b: Group) -> Test:
+def _test(a: RunGroup, b: RunGroup) -> PairedTest:
     left: Mapping[Any, float] = a.by_seed()
     right: Mapping[Any, float] = b.by_seed()
     unit = "seeds"
@@ -111,11 +111,11 @@ def _test(a: Group, b: Group) -> Test:
     values = [left[pair] - right[pair] for pair in pairs]
     mean = fmean(values) if values else math.nan
     if len(values) < 2:
-        return Test(a.title, b.title, unit, len(values), mean)
+        return PairedTest(a.title, b.title, unit, len(values), mean)
     p_values = p_value(values, "t"), p_value(values, "wilcoxon")
     if are_equal(values):  # no variation to test a difference against
-        return Test(a.title, b.title, unit, len(values), mean, mean, mean, *p_values)
+        return PairedTest(a.title, b.title, unit, len(values), mean, mean, mean, *p_values)
     from scipy import stats
 
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return Test(a.title, b.title, unit, len(values), mean, float(low), float(high), *p_values)
+    return PairedTest(a.title, b.title, unit, len(values), mean, float(low), float(high), *p_values)

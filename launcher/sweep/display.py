@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -14,34 +13,14 @@ from rich.text import Text
 
 from launcher import formatting
 from launcher.sweep.jobs import Job
-from launcher.sweep.runner import Progress
-from launcher.views.progress import LINE_INTERVAL, MAX_LOAD, UPDATE_INTERVAL
+from launcher.sweep.runner import SweepProgress
+from launcher.views.progress import LINE_INTERVAL, MAX_LOAD, UPDATE_INTERVAL, Clock, bar
 from p2pfl.terminal import printable
 
 LEAST_RUNS = 0.2
-"""Runs to complete before the remaining time can be estimated: loading data and resuming are no measure."""
+"""Runs to complete before the remaining time is estimated: loading data and resuming take longer than training."""
 SHOWN_JOBS = 12
 """Running runs that the live display lists."""
-
-
-class Pace:
-    """Estimates the remaining time of a sweep from what it has done so far, not counting what was done before."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, float] | None = None
-
-    def remaining(self, done: float, total: int, elapsed: float) -> float | None:
-        """Return the remaining seconds; None until LEAST_RUNS were done.
-
-        Args:
-            done: number of runs, with the completed fractions of those that run.
-        """
-        if self._first is None:
-            self._first = elapsed, done
-        since, start = self._first
-        if done - start < LEAST_RUNS:
-            return None
-        return (elapsed - since) / (done - start) * (total - done)
 
 
 class SweepDisplay:
@@ -49,20 +28,17 @@ class SweepDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._began = time.monotonic()
-        self._pace = Pace()
+        self._clock = Clock(LEAST_RUNS)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._due = 0.0
-        self._printed = self._began
+        self._printed = self._clock.began
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -71,7 +47,7 @@ class SweepDisplay:
         self._console.print(line, soft_wrap=True)
         self._printed = time.monotonic()
 
-    def update(self, progress: Progress, *, now: bool = False) -> None:
+    def update(self, progress: SweepProgress, *, now: bool = False) -> None:
         """Show the state if an update is due, or ``now``."""
         if not now and time.monotonic() < self._due:
             return
@@ -79,30 +55,15 @@ class SweepDisplay:
         if self._live is not None:
             self._live.update(self._picture(progress), refresh=True)
         elif time.monotonic() - self._printed >= LINE_INTERVAL:
-            fraction = sum(map(_fraction, progress.jobs))
-            self.print(f"{_counts(progress)} | {self._times(progress, fraction)}")
+            done = progress.ended + sum(map(_fraction, progress.jobs))
+            self.print(f"{_counts(progress)} | {self._clock.describe(done, progress.total)}")
         self._due = time.monotonic() + max(UPDATE_INTERVAL, (time.thread_time() - began) / MAX_LOAD)
 
-    def _times(self, progress: Progress, running: float) -> str:
-        """``running``: the sum of the completed fractions of the running runs."""
-        elapsed = time.monotonic() - self._began
-        seconds = self._pace.remaining(progress.ended + running, progress.total, elapsed)
-        left = "" if seconds is None else f", about {formatting.duration(seconds)} left"
-        return f"{formatting.duration(elapsed)} elapsed{left}"
-
-    def _picture(self, progress: Progress) -> Group:
+    def _picture(self, progress: SweepProgress) -> Group:
         jobs = progress.jobs[:SHOWN_JOBS]
         fractions = {job.name: _fraction(job) for job in jobs}
-        head = Table.grid(padding=(0, 1), expand=True)
-        head.add_column(no_wrap=True)
-        head.add_column(ratio=1)
-        head.add_column(no_wrap=True)
         done = progress.ended + sum(fractions.values())
-        head.add_row(
-            Text(_counts(progress)),
-            ProgressBar(total=float(max(progress.total, 1)), completed=done),
-            self._times(progress, sum(fractions.values())),
-        )
+        head = bar(_counts(progress), done / max(progress.total, 1), self._clock.describe(done, progress.total))
         rows = Table.grid(padding=(0, 2), expand=True)
         rows.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
         rows.add_column(ratio=2)
@@ -136,7 +97,7 @@ def _job(job: Job) -> tuple[str, str, str, str]:
     return rounds, accuracy, memory, formatting.duration(job.seconds)
 
 
-def _counts(progress: Progress) -> str:
+def _counts(progress: SweepProgress) -> str:
     parts = [f"runs {progress.ended}/{progress.total}"]
     if progress.jobs:
         parts.append(f"{len(progress.jobs)} running")

@@ -2,7 +2,7 @@
 
 A value is YAML, as after ``--set``. One that ends in ``.yaml`` or ``.yml`` is read from that file: its section with
 the name of the key, or else all of it, so that ``--grid algorithm=a.yaml,b.yaml`` compares two methods with their
-parameters. Longer keys are applied on top of shorter ones, in whichever order they were given.
+parameters. Longer keys are applied on top of shorter ones, in any order of the options.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 
-from launcher.facts.sweep_folder import Point
+from launcher.facts.sweep_folder import SweepRun
 from launcher.formatting.labels import short
 from p2pfl.errors import Problem, RunFileError
 from p2pfl.run_file.yaml_source import RunFileLoader
 
 LONGEST_NAME = 120
-"""Characters of a run's name, which is that of its folder."""
+"""Characters of the name of a run and of its folder."""
 
 
 @dataclass(frozen=True)
@@ -119,25 +119,23 @@ def _value(option: str, key: str, text: str) -> Any:
 
 
 def seeds_of(axes: list[Axis], first: int, number: int | None) -> tuple[list[Axis], list[int]]:
-    """Return the axes besides the seed, and the seeds: those of ``--grid seed=…``, else ``number`` from ``first`` on.
+    """Return the axes besides the seed, and the seeds: of ``--grid seed=…``, else ``number`` from ``first`` on.
 
     Raises:
-        RunFileError: both were given, or a seed is no integer of at least 0.
+        RunFileError: both were given, or a seed is not an integer of at least 0.
     """
-    others = [axis for axis in axes if axis.key != "seed"]
-    for axis in axes:
-        if axis.key != "seed":
-            continue
-        if number is not None:
-            raise _error(axis.option, "seed", "give either --seeds or --grid seed=…, not both")
-        for value in axis.values:
-            if not isinstance(value.value, int) or isinstance(value.value, bool) or value.value < 0:
-                raise _error(axis.option, "seed", f"should be an integer of at least 0 (found {value.label})")
-        return others, [value.value for value in axis.values]
-    return others, list(range(first, first + (number or 1)))
+    given = next((axis for axis in axes if axis.key == "seed"), None)
+    if given is None:
+        return axes, list(range(first, first + (number or 1)))
+    if number is not None:
+        raise _error(given.option, "seed", "give either --seeds or --grid seed=…, not both")
+    for value in given.values:
+        if type(value.value) is not int or value.value < 0:
+            raise _error(given.option, "seed", f"should be an integer of at least 0 (found {value.label})")
+    return [axis for axis in axes if axis is not given], [value.value for value in given.values]
 
 
-def points(axes: Sequence[Axis], seeds: Sequence[int]) -> list[Point]:
+def points(axes: Sequence[Axis], seeds: Sequence[int]) -> list[SweepRun]:
     """Return every combination of the axes' values with every seed, in the order of the command line."""
     found, names = [], set[str]()
     for chosen in product(*(axis.values for axis in axes)):
@@ -147,7 +145,7 @@ def points(axes: Sequence[Axis], seeds: Sequence[int]) -> list[Point]:
         for seed in seeds:
             name = run_name(labels, seed, names)
             names.add(name)
-            found.append(Point(name, labels, seed, ordered))
+            found.append(SweepRun(name, labels, seed, ordered))
     return found
 
 

@@ -24,12 +24,12 @@ from launcher.facts.host_state import HostState
 from launcher.facts.processes import outcome
 from launcher.facts.registration import request
 from launcher.facts.snapshot import Snapshot
-from launcher.facts.summary import settings, summarize
+from launcher.facts.summary import settings, summarize, written_summary
 from launcher.facts.sweep_folder import ELSEWHERE, SweepFolder, has_peers, peers_of
 from launcher.sweep import memory
-from p2pfl.errors import P2pflError, RunFolderError, WriteError
+from p2pfl.errors import P2pflError, WriteError
 from p2pfl.file_locks import lock
-from p2pfl.run_folder.files import read_json, write_errors
+from p2pfl.run_folder.files import write_errors
 
 FIRST_SAMPLE = 0.5
 """Seconds until the memory of a run is measured for the first time."""
@@ -175,16 +175,10 @@ class Job:
 
     def result(self) -> str:
         """Return accuracy and duration of the finished run, as far as known: ``, 77.2 %, 0:39``."""
-        try:
-            summary = read_json(self._run.summary) or {}
-        except RunFolderError:
-            return ""
+        summary = written_summary(self._run)
         accuracy, seconds = (summary.get("accuracy") or {}).get("mean"), summary.get("seconds")
-        parts = [
-            "" if accuracy is None else f", {formatting.percent(accuracy)} %",
-            "" if seconds is None else f", {formatting.duration(seconds)}",
-        ]
-        return "".join(parts)
+        text = "" if accuracy is None else f", {formatting.percent(accuracy)} %"
+        return text if seconds is None else f"{text}, {formatting.duration(seconds)}"
 
     def failure(self) -> str:
         """Say in one line why the run has not finished; empty if it has."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import SweepError
-from launcher.facts.sweep_folder import ELSEWHERE, Point, Sweep, SweepFolder, is_sweep
+from launcher.facts.sweep_folder import ELSEWHERE, Sweep, SweepFolder, SweepRun, is_sweep
 from launcher.sweep.grid import Axis, by_depth, points, seeds_of
 from launcher.sweep.space import corners, parse
 from p2pfl.errors import Problem, RunFileError, RunFolderError
@@ -36,7 +36,7 @@ class SweepRequest:
 
     Attributes:
         axes: the keys that are varied, as given.
-        seeds: number of seeds, from that of the run file on; None: one, or those of an axis ``seed``.
+        seeds: number of seeds, from the run file's seed on; None: one, or the values of an axis ``seed``.
         out: the sweep's folder; by default one that is named after the run file and what is asked.
         search: in place of axes: the content of a search space.
         backend: ``--backend`` of `p2pfl launch`.
@@ -62,7 +62,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
 
     Raises:
         RunFileError: with the problems of all runs.
-        SweepError: the folder is that of another sweep.
+        SweepError: the folder holds another sweep.
     """
     options = {axis.key: axis.option for axis in request.axes}
     first = _load(request, {axis.key: axis.values[0].value for axis in by_depth(request.axes)}, options)
@@ -76,7 +76,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
         runs = _load_all(request, axes, planned)
     else:
         runs = []
-        ends = [Point("", {}, first.seed, values) for values in corners(parse(search))]
+        ends = [SweepRun("", {}, first.seed, values) for values in corners(parse(search))]
         first, *_ = _load_all(request, [Axis(SPACE, key, ()) for key in search["space"]], ends)
     check_models((runs or [first])[0], *load_data((runs or [first])[0]))
     sweep = Sweep(
@@ -100,7 +100,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
     return folder
 
 
-def plan_trial(folder: SweepFolder, point: Point) -> None:
+def plan_trial(folder: SweepFolder, point: SweepRun) -> None:
     """Write the run file of one run of a search. Raises RunFileError if the run file has changed, or values of it."""
     sweep = folder.sweep
     file = Path(sweep.file)
@@ -122,7 +122,7 @@ def _write_plan(folder: SweepFolder, name: str, run: Run) -> None:
     write_run(RunFolder(plan), run)
 
 
-def _load_all(request: SweepRequest, axes: Sequence[Axis], planned: Sequence[Point]) -> list[Run]:
+def _load_all(request: SweepRequest, axes: Sequence[Axis], planned: Sequence[SweepRun]) -> list[Run]:
     """Load the run of every point. Raises RunFileError with all problems, each once."""
     options = {axis.key: axis.option for axis in axes}
     runs, problems = [], dict[Problem, None]()
@@ -144,7 +144,7 @@ def _load(request: SweepRequest, values: Mapping[str, Any], options: Mapping[str
         # Copied: a longer key is written into the value of a shorter one.
         return run_files.load(request.file, request.all_sets, os.environ, copy.deepcopy(dict(values)))
     except RunFileError as error:
-        # The loader places them at "key=value", the value being that of one run.
+        # The loader places them at "key=value", with the value of one run.
         places = {f"{key}={value!r}": options.get(key, f"{key}={value}") for key, value in values.items()}
         raise RunFileError(
             replace(problem, where=places.get(problem.where, problem.where)) for problem in error.problems

@@ -26,24 +26,28 @@ POLL_INTERVAL = 0.25
 """Seconds between two looks at the running jobs, if none ends."""
 
 
-class Source(Protocol):
+class RunSource:
     """Says which runs to start, and learns how they end."""
 
     @property
     def total(self) -> int:
         """Number of runs of the whole sweep."""
+        raise NotImplementedError
 
     def next(self) -> str | None:
         """Return the run to start next; None if there is none now, or none any more."""
+        raise NotImplementedError
+
+    def back(self, name: str) -> None:
+        """Take back a run that cannot start yet."""
+        raise NotImplementedError
 
     def prepare(self, name: str) -> None:
         """Write the plan of a run if it has none yet. Raises RunFileError, DataError or ModelError: it is invalid."""
 
-    def back(self, name: str) -> None:
-        """Take back a run that cannot start yet."""
-
     def prunes(self, job: Job) -> bool:
         """Return whether to stop a running run, as the others do better."""
+        return False
 
     def not_started(self, name: str) -> None:
         """A run could not start for want of resources, so others may fail to start too."""
@@ -52,7 +56,7 @@ class Source(Protocol):
         """A run has ended; ``failure`` says why if it has not finished."""
 
 
-class Queue:
+class Queue(RunSource):
     """The runs of a grid, in order: those that were interrupted first, so that they leave nothing half done.
 
     Args:
@@ -62,32 +66,24 @@ class Queue:
     def __init__(self, folder: SweepFolder, only: str | None = None) -> None:
         names = [point.name for point in folder.sweep.points] if only is None else [only]
         states = {name: folder.state(name) for name in names}
-        self.total = len(states)
+        self._total = len(states)
         self.finished = [name for name, state in states.items() if state == "finished"]
         order = ("running", "interrupted", "waiting")
         self._left = [name for wanted in order for name, state in states.items() if state == wanted]
 
+    @property
+    def total(self) -> int:
+        return self._total
+
     def next(self) -> str | None:
         return self._left.pop(0) if self._left else None
-
-    def prepare(self, name: str) -> None:
-        pass
 
     def back(self, name: str) -> None:
         self._left.insert(0, name)
 
-    def prunes(self, job: Job) -> bool:
-        return False
-
-    def not_started(self, name: str) -> None:
-        pass
-
-    def ended(self, job: Job, failure: str) -> None:
-        pass
-
 
 @dataclass
-class Progress:
+class SweepProgress:
     """How far a sweep is."""
 
     total: int
@@ -106,10 +102,10 @@ class Progress:
         return self.finished + self.pruned + len(self.failures)
 
 
-class Display(Protocol):
+class ProgressObserver(Protocol):
     """Shows the progress of a sweep."""
 
-    def update(self, progress: Progress, *, now: bool = False) -> None:
+    def update(self, progress: SweepProgress, *, now: bool = False) -> None:
         """Show the current state; called several times a second."""
 
     def print(self, line: str) -> None:
@@ -127,13 +123,13 @@ class Runner:
     def __init__(
         self,
         folder: SweepFolder,
-        source: Source,
-        display: Display,
+        source: RunSource,
+        display: ProgressObserver,
         most: int,
         finished: int = 0,
         available: Callable[[], int] = available_memory,
     ) -> None:
-        self.progress = Progress(source.total, finished)
+        self.progress = SweepProgress(source.total, finished)
         self._folder = folder
         self._source = source
         self._display = display
@@ -146,7 +142,7 @@ class Runner:
             with suppress(P2pflError):
                 self._describe(name)
 
-    def run(self) -> Progress:
+    def run(self) -> SweepProgress:
         """Run until nothing is left, or until a signal has stopped every run. An error stops the running ones."""
         try:
             return self._run()
@@ -156,7 +152,7 @@ class Runner:
                 self._display.print(f"{job.name}: stopping: it writes checkpoints and ends")
             raise
 
-    def _run(self) -> Progress:
+    def _run(self) -> SweepProgress:
         progress = self.progress
         with counted_interrupts(signal.SIGTERM) as signals:
             while True:
@@ -244,7 +240,7 @@ class Runner:
             if not failure:
                 self._note_memory(job)
             if job.adopted and failure and not self.progress.stopping:
-                self._source.back(job.name)  # nobody was there to restart its peers
+                self._source.back(job.name)  # no launcher was there to restart its peers
             else:
                 self._end(job, failure)
 

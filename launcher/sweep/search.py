@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.child import in_child
 from launcher.comparison.curves import curve
-from launcher.comparison.groups import Member
+from launcher.comparison.groups import ComparedRun
 from launcher.comparison.tables import different_tests
 from launcher.comparison.test_sets import differing, names
-from launcher.facts.summary import masked_test, measured_seconds, settings, summarize
-from launcher.facts.sweep_folder import Point, SweepFolder
+from launcher.facts.summary import measured_seconds, settings, summarize
+from launcher.facts.sweep_folder import SweepFolder, SweepRun
 from launcher.formatting import percent
 from launcher.sweep import space as spaces
 from launcher.sweep.grid import run_name
 from launcher.sweep.jobs import Job
 from launcher.sweep.plan import plan_trial
+from launcher.sweep.runner import RunSource
 from p2pfl.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _optuna() -> Any:
     return optuna
 
 
-class Search:
+class Search(RunSource):
     """The trials of a search, as the runs of a sweep."""
 
     def __init__(self, folder: SweepFolder) -> None:
@@ -55,11 +56,11 @@ class Search:
         """Whether a trial could not start: no further ones are asked for until the search is continued."""
         self._trials: dict[str, optuna.trial.Trial] = {}
         """The trials of this process, by run."""
-        self._points: dict[str, Point] = {}
+        self._points: dict[str, SweepRun] = {}
         """Their runs, with the values."""
         self._reported: dict[str, int] = {}
         """Completed rounds of which the study knows, by run."""
-        # The lock of a sweep that was killed. No other one is at work: this process holds that of the folder.
+        # The lock of a sweep that was killed. No other one is at work: this process has locked the folder.
         Path(f"{folder.trials}.lock").unlink(missing_ok=True)
         self._study = self._open()
         states = self._states()
@@ -133,7 +134,7 @@ class Search:
         else:
             self._interrupted.discard(name)
         self._trials[name] = trial
-        self._points[name] = Point(name, labels, self._seed, values)
+        self._points[name] = SweepRun(name, labels, self._seed, values)
         return str(name)
 
     def prepare(self, name: str) -> None:
@@ -171,7 +172,7 @@ class Search:
 
     def _curve(self, name: str) -> Any:
         folder = self._folder.run(name)
-        return curve(folder, masked_test(settings(folder)), as_recorded=True)
+        return curve(folder, bool(settings(folder).get("masked_test")))
 
     def not_started(self, name: str) -> None:
         self.halted = True  # the study still has the trial as running: continuing the search asks for it again
@@ -208,10 +209,10 @@ class Search:
         done = self._done()
         if not done:
             return ["no trial has finished"]
-        tested = [Member.of(self._folder.run(trial.user_attrs["run"]), None) for trial in done]
+        tested = [ComparedRun.of(self._folder.run(trial.user_attrs["run"]), None) for trial in done]
         test_sets = names([[member] for member in tested], any(member.values["masked_test"] for member in tested))
         if len(set(test_sets)) > 1:
-            return [f"no trial is called the best. {different_tests(test_sets, differing(tested))}"]
+            return [f"no trial is called the best. {different_tests(differing(tested))}"]
         best = done[0]
         name = best.user_attrs["run"]
         values: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from launcher.tracking.tracker import MAIN, Tracked, Values, now
 
 
 class MLflow:
-    """Runs in an experiment, those of peers below that of the means; by default in the folder mlruns beside RUN."""
+    """Runs in an experiment, peers below the run of the means; by default in the folder mlruns beside RUN."""
 
     BATCH = 1000
     """Most numbers in one request."""

@@ -22,7 +22,7 @@ from launcher.errors import LaunchError
 from p2pfl.run_folder.folder import FINAL, RunFolder
 
 MAX_AGE = 1.0
-"""Seconds for which an answer is given again: a scraper can not make the launcher busy."""
+"""Seconds for which an answer is given again: a scraper cannot make the launcher busy."""
 TIMEOUT = 10.0
 """Seconds after which a connection without a request is closed."""
 PHASES = ("starting", "queued", "training", "waiting", "evaluating", *FINAL)
@@ -40,7 +40,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Parse ``[HOST:]PORT``; the default host is 127.0.0.1. Raises ValueError."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no port from 0 to 65535, and no HOST:PORT")
+        raise ValueError(f"{text!r} is neither a port from 0 to 65535 nor HOST:PORT")
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 

@@ -6,8 +6,8 @@
     __main__.py its process
     progress.py in the launcher: starts that process, and passes on what it prints
 
-It is a process of its own with low priority that only reads files: it slows neither peers nor launcher, and its end,
-by a key or by an error, changes nothing for the run.
+It is a separate process with low priority that only reads files: it slows neither peers nor launcher. Its end, by a
+key or by an error, changes nothing for the run.
 """
 
 from __future__ import annotations

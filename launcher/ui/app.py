@@ -307,7 +307,7 @@ class LiveView(App[None]):
         folder = self.state.folder
         if self._poll is None and all(has_ended(folder, folder.peer(peer.peer)) for peer in self.state.peers):
             return "ended"
-        return self._clock.describe(self.state.snapshot)
+        return self._clock.describe(self.state.snapshot.fraction)
 
     def action_sort(self, by: int) -> None:
         peers = self.query_one(Peers)

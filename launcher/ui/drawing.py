@@ -47,7 +47,7 @@ def sparkline(values: Sequence[float], width: int, low: float, high: float) -> s
 
 
 @dataclass(frozen=True)
-class Column:
+class PeerColumn:
     """A column of the table of peers.
 
     Attributes:
@@ -65,22 +65,24 @@ class Column:
 
 
 COLUMNS = (
-    Column("peer", 5, lambda peer: peer.peer),
-    Column("phase", 10, lambda peer: peer.phase, right=False),
-    Column("round", 5, lambda peer: peer.rounds_done),
-    Column("acc %", 5, lambda peer: -1.0 if peer.accuracy is None else peer.accuracy),
-    Column("accuracy", 8, lambda peer: -1.0 if peer.accuracy is None else peer.accuracy, right=False, stretch=True),
-    Column("loss", 6, lambda peer: -1.0 if peer.loss is None else peer.loss),
-    Column("loss curve", 8, lambda peer: -1.0 if peer.loss is None else peer.loss, right=False, stretch=True),
-    Column("sent", 7, lambda peer: peer.sent),
-    Column("received", 8, lambda peer: peer.received, spare=90),
-    Column("missed", 6, lambda peer: peer.missing, spare=98),
-    Column("!", 2, lambda peer: peer.warnings),
-    Column("waits for", 10, lambda peer: len(peer.status.waiting_for) if peer.status else 0, right=False),
+    PeerColumn("peer", 5, lambda peer: peer.peer),
+    PeerColumn("phase", 10, lambda peer: peer.phase, right=False),
+    PeerColumn("round", 5, lambda peer: peer.rounds_done),
+    PeerColumn("acc %", 5, lambda peer: -1.0 if peer.accuracy is None else peer.accuracy),
+    PeerColumn(
+        "accuracy", 8, lambda peer: -1.0 if peer.accuracy is None else peer.accuracy, right=False, stretch=True
+    ),
+    PeerColumn("loss", 6, lambda peer: -1.0 if peer.loss is None else peer.loss),
+    PeerColumn("loss curve", 8, lambda peer: -1.0 if peer.loss is None else peer.loss, right=False, stretch=True),
+    PeerColumn("sent", 7, lambda peer: peer.sent),
+    PeerColumn("received", 8, lambda peer: peer.received, spare=90),
+    PeerColumn("missed", 6, lambda peer: peer.missing, spare=98),
+    PeerColumn("!", 2, lambda peer: peer.warnings),
+    PeerColumn("waits for", 10, lambda peer: len(peer.status.waiting_for) if peer.status else 0, right=False),
 )
 
 
-def columns_for(width: int) -> list[tuple[Column, int]]:
+def columns_for(width: int) -> list[tuple[PeerColumn, int]]:
     """Return the columns that fit, with their widths: sparklines take what is left, up to 30 characters each."""
     shown = [column for column in COLUMNS if width >= column.spare]
     while sum(column.width + 1 for column in shown) > width and len(shown) > 4:
@@ -91,7 +93,7 @@ def columns_for(width: int) -> list[tuple[Column, int]]:
     return [(column, column.width + (more if column.stretch else 0)) for column in shown]
 
 
-def header(columns: Sequence[tuple[Column, int]], sort: str, reverse: bool) -> Text:
+def header(columns: Sequence[tuple[PeerColumn, int]], sort: str, reverse: bool) -> Text:
     """Return the titles; an arrow marks the column that sorts."""
     text = Text()
     for column, width in columns:
@@ -124,7 +126,7 @@ style_of = cache(Style.parse)
 
 
 def row(
-    peer: Peer, columns: Sequence[tuple[Column, int]], rounds: int, scales: Scales, background: str = ""
+    peer: Peer, columns: Sequence[tuple[PeerColumn, int]], rounds: int, scales: Scales, background: str = ""
 ) -> list[Segment]:
     """Return the line of a peer. Segments and not Text, which takes ten times as long to render."""
     segments = []

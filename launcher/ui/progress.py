@@ -8,7 +8,6 @@ import sys
 import termios
 from contextlib import suppress
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -35,8 +34,8 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-class UiProgress:
-    """The live view in a process of its own; after its end, the usual display."""
+class UiProgress(Progress):
+    """The live view in a separate process; after its end, the usual display."""
 
     def __init__(self, console: Console, folder: RunFolder) -> None:
         self._console, self._folder = console, folder
@@ -57,12 +56,10 @@ class UiProgress:
         os.close(reads)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
         if self._after is not None:
-            self._after.__exit__(kind, error, trace)
+            self._after.__exit__()
             self._after = None
 
     def _close(self) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from launcher.facts.logs import Entry, LogFile
+from launcher.facts.logs import LogEntry, LogFile
 from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder, Status
@@ -106,7 +106,7 @@ class RunState:
         self._read_logs()
 
     def _read_logs(self) -> None:
-        found: list[Entry] = []
+        found: list[LogEntry] = []
         for peer, log in zip(self.peers, self._logs, strict=True):
             entries = [entry for entry in log.read() if level_of(entry.text) in LEVELS]
             peer.warnings += len(entries)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from launcher.formatting.pictures import new_figure, save
 from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
 
@@ -82,7 +80,7 @@ def describe_over_time(schedule: Schedule, rounds: int, window: int | None) -> d
 
     Returns:
         ``sent``: messages that a peer sends in a round, minimum, mean and maximum over peers and rounds; ``edges``:
-        pairs of neighbors in a round; ``gap``: of each round on its own; ``window_gap``: of each window, whose first
+        pairs of neighbors in a round; ``gap``: of each single round; ``window_gap``: of each window, whose first
         round is in ``starts``.
     """
     window = min(rounds, window or schedule.period or WINDOW)
@@ -103,17 +101,3 @@ def describe_over_time(schedule: Schedule, rounds: int, window: int | None) -> d
         "starts": starts,
         "window_gap": [averaging_gap(graphs[start : start + window]) for start in starts],
     }
-
-
-def draw_over_time(described: dict[str, Any], file: Path) -> None:
-    """Draw the spectral gap over time. Raises MissingExtra without matplotlib, WriteError."""
-    figure = new_figure((8, 4))
-    axes = figure.add_subplot()
-    axes.plot(described["gap"], color="0.6", linewidth=0.8, label="each round")
-    window = described["window"]
-    ends = [start + window - 1 for start in described["starts"]]
-    label = "round" if window == 1 else f"the product of {window} rounds"
-    axes.plot(ends, described["window_gap"], color="black", marker=".", label=label)
-    axes.set(xlabel="round", ylabel="spectral gap", ylim=(-0.02, 1.02))
-    axes.legend(frameon=False)
-    save(figure, file)

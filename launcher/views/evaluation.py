@@ -9,7 +9,7 @@ As JSON:
      "global_accuracy": …, "metrics": …, "nonfinite_metrics": …, "extra_metrics": …, "masked_accuracies": …,
      "unmasked_accuracies": …}
 
-Evaluations are those of a round record (p2pfl/session/metrics.py), the rest is that of summary.json (summary.py).
+Evaluations are as in a round record (p2pfl/session/metrics.py), the rest is as in summary.json (facts/summary.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 
 from rich.table import Table
 
-from launcher import formatting
 from launcher.facts.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
+from launcher.formatting import percent
+from launcher.formatting.console import make_table
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder
 
@@ -88,18 +89,13 @@ def evaluate_run(folder: RunFolder, masked: bool | None, device: str) -> RunEval
 
 def table(evaluation: RunEvaluation) -> Table:
     """Return a table with one peer per row."""
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    has_global = evaluation.global_accuracy is not None
-    for column in ("peer", "model", "samples", "unmasked %", "masked %", *["global %"] * has_global):
-        result.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    head = ["peer", "model", "samples", "unmasked %", "masked %"]
+    if evaluation.global_accuracy is not None:
+        head.append("global %")
+    rows = []
     for peer in evaluation.peers:
         personal, whole = peer["personal"] or {}, peer["global"] or {}
-        result.add_row(
-            str(peer["peer"]),
-            peer["model"],
-            str(personal.get("samples", 0)),
-            formatting.percent(personal.get("unmasked_accuracy")),
-            formatting.percent(personal.get("masked_accuracy")),
-            *[formatting.percent(whole.get("accuracy"))] * has_global,
-        )
-    return result
+        accuracies = (*map(personal.get, ("unmasked_accuracy", "masked_accuracy")), whole.get("accuracy"))
+        row = [str(peer["peer"]), peer["model"], str(personal.get("samples", 0)), *map(percent, accuracies)]
+        rows.append(row[: len(head)])
+    return make_table(head, rows, left=["model"])

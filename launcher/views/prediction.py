@@ -1,19 +1,17 @@
-"""Print what a virtual run says of the real one."""
+"""Print what a virtual run predicts for the real run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from launcher.formatting import duration, percent, size
+from launcher.formatting.console import make_table
 
 if TYPE_CHECKING:
     from p2pfl.simulation.prediction import Limit, Prediction
-
-Format = Callable[[float], str]
 
 
 def print_prediction(found: Prediction, console: Console) -> None:
@@ -40,34 +38,23 @@ def print_prediction(found: Prediction, console: Console) -> None:
 
 
 def _footprint_table(found: Prediction) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, head in enumerate(("", "median peer", "largest peer", "median host", "largest host")):
-        table.add_column(head, justify="right" if number else "left")
-    rows: list[tuple[str, Format]] = [
-        ("connections", _count),
-        ("descriptors", _count),
-        ("tasks", _count),
-        ("memory", size),
-        ("files", _count),
+    rows = [
+        ["sent a round", size(found.sent.median), size(found.sent.max), "", ""],
+        ["  in messages", _count(found.messages.median), _count(found.messages.max), "", ""],
+        ["  on an edge", size(found.edges.median), size(found.edges.max), "", ""],
+        ["  to other hosts", "", "", size(found.crossing.median), size(found.crossing.max)],
+        ["journal a round", size(found.journal.median), size(found.journal.max), "", ""],
     ]
-    table.add_row("sent a round", size(found.sent.median), size(found.sent.max), "", "")
-    table.add_row("  in messages", _count(found.messages.median), _count(found.messages.max), "", "")
-    table.add_row("  on an edge", size(found.edges.median), size(found.edges.max), "", "")
-    table.add_row("  to other hosts", "", "", size(found.crossing.median), size(found.crossing.max))
-    table.add_row("journal a round", size(found.journal.median), size(found.journal.max), "", "")
-    for name, text in rows:
-        peer, host = found.peer[name], found.host[name]
+    for name in ("connections", "descriptors", "tasks", "memory", "files"):
+        peer, host, text = found.peer[name], found.host[name], size if name == "memory" else _count
         shown = "processes, threads" if name == "tasks" else name
-        table.add_row(shown, *map(text, (peer.median, peer.max, host.median, host.max)))
-    return table
+        rows.append([shown, *map(text, (peer.median, peer.max, host.median, host.max))])
+    return make_table(["", "median peer", "largest peer", "median host", "largest host"], rows, left=[""])
 
 
 def _limit_table(found: Prediction) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, head in enumerate(
-        ("limit, the first to be reached on top", "needed", "available", "enough for peers")
-    ):
-        table.add_column(head, justify="right" if number else "left")
+    first = "limit, the first to be reached on top"
+    table = make_table([first, "needed", "available", "enough for peers"], [], left=[first])
     for limit in found.limits:
         table.add_row(*_limit_row(limit), style="red" if limit.exceeded else None)
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +14,18 @@ from launcher.facts.processes import NOT_COLLECTED, RUNNING
 from launcher.facts.skipped import skipped_lines
 from launcher.facts.summary import Collaboration, PeerSummary, Summary
 from launcher.formatting import heat_map
+from launcher.formatting.console import echo, make_table
 from launcher.views.evaluation import RunEvaluation
+
+
+def show_summary(summary: Summary, console: Console, *, as_json: bool) -> None:
+    """Print a summary for people or as JSON, then what went wrong to stderr."""
+    if as_json:
+        echo(json.dumps(summary.to_dict()))
+    else:
+        print_summary(summary, console)
+    for line in failure_lines(summary):
+        echo(line, err=True)
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -76,8 +88,7 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
             lines.append(f"{label}: {spread}")
     lines += [f"{name}: {spread}" for name, spread in summary.metrics.items()]
     return lines + [
-        f"{name}: NaN or infinite at peer{'s' * (len(peers) > 1)} {formatting.ids(peers)}"
-        for name, peers in summary.nonfinite_metrics.items()
+        f"{name}: NaN or infinite at {formatting.peers(peers)}" for name, peers in summary.nonfinite_metrics.items()
     ]
 
 
@@ -88,8 +99,8 @@ def restarted(peers: Sequence[PeerSummary]) -> str:
         return ""
     total = sum(again.values())
     if len(again) == 1:
-        return f"peer {formatting.ids(again)} was restarted {'once' if total == 1 else f'{total} times'}"
-    return f"peers {formatting.ids(again)} were restarted, {total} times in all"
+        return f"{formatting.peers(again)} was restarted {'once' if total == 1 else f'{total} times'}"
+    return f"{formatting.peers(again)} were restarted, {total} times in all"
 
 
 def _lost_message_lines(peers: Sequence[PeerSummary]) -> list[str]:
@@ -99,18 +110,12 @@ def _lost_message_lines(peers: Sequence[PeerSummary]) -> list[str]:
     for peer in peers:
         for sender, count in peer.dropped.items():
             dropped[int(sender)] += count
-    ways = (
-        ("dropped as invalid, from", dropped),
-        ("expired before they were used, at", expired),
-    )
-    nothing = peers and all(peer.missing and not peer.bytes_in for peer in peers)
-    lines = [f"no message has reached any peer, though they waited for {sum(p.missing for p in peers)}"] * bool(
-        nothing
-    )
+    lines = []
+    if peers and all(peer.missing and not peer.bytes_in for peer in peers):
+        lines.append(f"no message has reached any peer, though they waited for {sum(p.missing for p in peers)}")
+    ways = ("dropped as invalid, from", dropped), ("expired before they were used, at", expired)
     return lines + [
-        f"messages {way} {'peer' if len(counts) == 1 else 'peers'} {formatting.ids(counts)}: {sum(counts.values())}"
-        for way, counts in ways
-        if counts
+        f"messages {way} {formatting.peers(counts)}: {sum(counts.values())}" for way, counts in ways if counts
     ]
 
 
@@ -131,9 +136,8 @@ def failure_lines(summary: Summary) -> list[str]:
             by_outcome[peer.ended].append(peer)
     lines = []
     for ended, peers in by_outcome.items():
-        noun = "peer" if len(peers) == 1 else "peers"
         log = "" if ended in ("stopped", "never started", NOT_COLLECTED, RUNNING) else f"; see {peers[0].log}"
-        lines.append(f"{noun} {formatting.ids(peer.peer for peer in peers)}: {ended}{log}")
+        lines.append(f"{formatting.peers([peer.peer for peer in peers])}: {ended}{log}")
     if summary.parts is not None:
         parts = "; ".join(formatting.ids(part) for part in summary.parts)
         lines.append(f"without them the graph has {len(summary.parts)} components: {parts}")
@@ -143,34 +147,31 @@ def failure_lines(summary: Summary) -> list[str]:
 
 
 def _peer_table(summary: Summary) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    skipped = ("skipped",) if any(peer.skipped for peer in summary.peers) else ()
-    columns = ("peer", "model", "group", "rounds", "acc %", "best %", "sent", "recv", "missed")
-    for column in (*columns, *skipped, "time", "ended"):
-        table.add_column(column, justify="left" if column in ("model", "ended") else "right", no_wrap=True)
-    for peer in summary.peers:
-        table.add_row(
-            str(peer.peer),
-            peer.model,
-            "" if peer.group is None else str(peer.group),
-            str(peer.rounds_done),
-            formatting.percent(peer.accuracy),
-            formatting.percent(peer.best),
-            formatting.size(peer.bytes_out),
-            formatting.size(peer.bytes_in),
-            str(peer.missing),
-            *(str(sum(peer.skipped.values())) for _ in skipped),
-            formatting.duration(peer.seconds),
-            peer.ended.partition(":")[0],  # the reason follows below the tables
-        )
-    return table
+    rows = [
+        {
+            "peer": str(peer.peer),
+            "model": peer.model,
+            "group": "" if peer.group is None else str(peer.group),
+            "rounds": str(peer.rounds_done),
+            "acc %": formatting.percent(peer.accuracy),
+            "best %": formatting.percent(peer.best),
+            "sent": formatting.size(peer.bytes_out),
+            "recv": formatting.size(peer.bytes_in),
+            "missed": str(peer.missing),
+            "skipped": str(sum(peer.skipped.values())),
+            "time": formatting.duration(peer.seconds),
+            "ended": peer.ended.partition(":")[0],  # the reason follows below the tables
+        }
+        for peer in summary.peers
+    ]
+    skips = any(peer.skipped for peer in summary.peers)
+    head = [column for column in (rows[0] if rows else ()) if column != "skipped" or skips]
+    return make_table(head, [[row[column] for column in head] for row in rows], left=("model", "ended"), gap=1)
 
 
 def _traffic_table(summary: Summary) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("kind")
-    for column in ("messages", "payload", "headers"):
-        table.add_column(column, justify="right")
-    for kind, sent in summary.traffic.items():
-        table.add_row(kind, str(sent["messages"]), formatting.size(sent["payload"]), formatting.size(sent["header"]))
-    return table
+    rows = [
+        [kind, str(sent["messages"]), formatting.size(sent["payload"]), formatting.size(sent["header"])]
+        for kind, sent in summary.traffic.items()
+    ]
+    return make_table(["kind", "messages", "payload", "headers"], rows, left=["kind"])

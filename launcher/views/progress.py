@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -28,18 +28,20 @@ LINE_INTERVAL = 10.0
 """Seconds after which to print a line; one is also printed after each tenth of the rounds."""
 
 
-class Progress(Protocol):
+class Progress(ABC):
     """A display of a running run."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        return None
 
+    @abstractmethod
     def update(self, snapshot: Snapshot) -> None:
         """Show the state of the run; called several times a second."""
 
+    @abstractmethod
     def print(self, line: str) -> None:
         """Print a permanent line."""
 
@@ -55,29 +57,31 @@ def print_run_path(folder: RunFolder, console: Console) -> None:
 
 
 class Clock:
-    """Elapsed time, and an estimate of the remaining time."""
+    """Elapsed time, and an estimate of the remaining time after ``least`` was done."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: float = 0.0) -> None:
         self.began = time.monotonic()
+        self._least = least
         self._first: tuple[float, float] | None = None
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.began
 
-    def remaining(self, fraction: float) -> float | None:
-        """Estimate the remaining seconds from the pace since the first completed round; None before there is one."""
-        if fraction <= 0:
+    def remaining(self, done: float, total: float = 1.0) -> float | None:
+        """Estimate the remaining seconds from the pace since something was done first; None before that."""
+        if done <= 0:
             return None
         if self._first is None:
-            self._first = self.elapsed, fraction
+            self._first = self.elapsed, done
         since, start = self._first
-        if fraction <= start:
+        if done <= start or done - start < self._least:
             return None
-        return (self.elapsed - since) / (fraction - start) * (1 - fraction)
+        return (self.elapsed - since) / (done - start) * (total - done)
 
-    def describe(self, snapshot: Snapshot) -> str:
-        seconds = self.remaining(snapshot.fraction)
+    def describe(self, done: float, total: float = 1.0) -> str:
+        """``1:00 elapsed, about 2:00 left``"""
+        seconds = self.remaining(done, total)
         remaining = "" if seconds is None else f", about {formatting.duration(seconds)} left"
         return f"{formatting.duration(self.elapsed)} elapsed{remaining}"
 
@@ -105,7 +109,17 @@ class Display:
             self._due = time.monotonic() + max(UPDATE_INTERVAL, (time.thread_time() - began) / MAX_LOAD)
 
 
-class LiveProgress:
+def bar(before: str, fraction: float, after: str) -> Table:
+    """Return a line with a bar between two texts."""
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True)
+    line.add_row(before, ProgressBar(total=1.0, completed=fraction), after)
+    return line
+
+
+class LiveProgress(Progress):
     """Four lines that are updated in place."""
 
     def __init__(self, console: Console) -> None:
@@ -116,31 +130,20 @@ class LiveProgress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def update(self, snapshot: Snapshot) -> None:
-        bar = Table.grid(padding=(0, 1), expand=True)
-        bar.add_column(no_wrap=True)
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        bar.add_row(
-            f"rounds {_rounds(snapshot)}",
-            ProgressBar(total=1.0, completed=snapshot.fraction),
-            self._clock.describe(snapshot),
-        )
+        head = bar(f"rounds {_rounds(snapshot)}", snapshot.fraction, self._clock.describe(snapshot.fraction))
         lines = [f"peers: {_phases(snapshot)}", _slowest(snapshot), _totals(snapshot)]
-        self._live.update(
-            Group(bar, *(Text(printable(line), overflow="ellipsis", no_wrap=True) for line in lines)), refresh=True
-        )
+        texts = (Text(printable(line), overflow="ellipsis", no_wrap=True) for line in lines)
+        self._live.update(Group(head, *texts), refresh=True)
 
     def print(self, line: str) -> None:
         self._live.console.print(line)
 
 
-class LineProgress:
+class LineProgress(Progress):
     """A line after each tenth of the rounds, and after LINE_INTERVAL without one."""
 
     def __init__(self, console: Console) -> None:
@@ -149,20 +152,12 @@ class LineProgress:
         self._tenths = 0
         self._last = self._clock.began
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
     def update(self, snapshot: Snapshot) -> None:
         tenths = int(10 * snapshot.fraction)
         if tenths > self._tenths or time.monotonic() - self._last >= LINE_INTERVAL:
             self._tenths = tenths
             self._last = time.monotonic()
-            parts = [f"rounds {_rounds(snapshot)}", _totals(snapshot), self._clock.describe(snapshot)]
+            parts = [f"rounds {_rounds(snapshot)}", _totals(snapshot), self._clock.describe(snapshot.fraction)]
             if snapshot.fraction < 1:
                 parts.append(_slowest(snapshot))
             self.print(" | ".join(parts))

@@ -17,7 +17,7 @@ from p2pfl.terminal import printable
 MAX_HOLDS = 5
 """Most lines about peers that hold up others."""
 ORDINARY = 2.0
-"""Seconds for which peers may hold up others without a line of their own: somebody is always the last in a round."""
+"""Seconds for which peers may hold up others without a separate line: one is always the last in a round."""
 LONG = 5.0
 """Seconds after which a message that was sent, and is not queued at its sender, should have arrived."""
 MIN_ROWS = 3
@@ -35,7 +35,7 @@ def render(status: RunStatus, height: int | None = None) -> RenderableType:
     if height is not None:
         shown = most_urgent(status, max(MIN_ROWS, height - len(lines) - 4))
         hidden = len(status.peers) - len(shown)
-        more = [f"… and {hidden} peers more that are further ahead"] * bool(hidden)
+        more = [f"… and {hidden} more peers that are further ahead"] if hidden else []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     whole = height is None
     columns = ("peer", "state", "round", "done", "acc %", "waits for", "for", "sent", "recv", "memory", "queues")
@@ -46,7 +46,7 @@ def render(status: RunStatus, height: int | None = None) -> RenderableType:
         left = columns[at] in ("state", "waits for")
         table.add_column(columns[at], justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_cell(row[at]) for at in kept))
+        table.add_row(*(Text(printable(row[at])) for at in kept))
     texts = [
         Text(printable(text), no_wrap=not whole, overflow="fold" if whole else "ellipsis")
         for text in (_head(status), *more, *lines)
@@ -81,10 +81,6 @@ def _columns(line: PeerLine, rounds: int) -> tuple[str, ...]:
     )
 
 
-def _cell(text: str) -> Text:
-    return Text(printable(text))
-
-
 def _head(status: RunStatus) -> str:
     known = [line.accuracy for line in status.peers if line.accuracy is not None]
     done = [line.rounds_done for line in status.peers]
@@ -106,15 +102,12 @@ def _lines(status: RunStatus) -> list[str]:
     for hold in long[:MAX_HOLDS]:
         edges = ", ".join(f"{source} → {receiver}" for source, receiver in hold.edges[:4])
         more = ", …" if len(hold.edges) > 4 else ""
-        noun = "peer" if len(hold.peers) == 1 else "peers"
-        lines.append(
-            f"peer {hold.source} ({hold.why}) holds up {noun} {formatting.ids(hold.peers)}: edge {edges}{more}"
-        )
+        lines.append(f"peer {hold.source} ({hold.why}) holds up {formatting.peers(hold.peers)}: edge {edges}{more}")
     if len(long) > MAX_HOLDS:
         lines.append(f"… and {len(long) - MAX_HOLDS} more")
     if short := [hold.source for hold in status.holds if hold not in long]:
-        noun, verb = ("peer", "holds") if len(short) == 1 else ("peers", "hold")
-        lines.append(f"{noun} {formatting.ids(short)} {verb} up others, for less than {ORDINARY:.0f} s")
+        verb = "holds" if len(short) == 1 else "hold"
+        lines.append(f"{formatting.peers(short)} {verb} up others, for less than {ORDINARY:.0f} s")
     known = {line.peer for line in status.peers}  # others may be on other hosts
     if known and all(_has_sent_all(line) and known.issuperset(line.waiting_for) for line in status.peers):
         logs = f"p2pfl logs {status.run} --level warning"

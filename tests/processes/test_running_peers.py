@@ -72,7 +72,7 @@ def test_follow_yields_the_last_entry_of_the_last_peer(make_folder: MakeFolder, 
     process = make_process(folder, 0)
     folder.peer(0).log.write_text("2026-11-21T02:41:01.000 INFO    round 0\n")
     files = logs.open_logs(folder, [0])
-    found: list[logs.Entry] = []
+    found: list[logs.LogEntry] = []
     reader = threading.Thread(target=lambda: found.extend(logs.follow(folder, files, bool)))
     reader.start()
     with folder.peer(0).log.open("a") as file:

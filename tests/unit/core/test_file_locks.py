@@ -15,7 +15,7 @@ import pytest
 
 from launcher.backends import local
 from launcher.errors import SweepError
-from launcher.facts.sweep_folder import Point, Sweep, SweepFolder
+from launcher.facts.sweep_folder import Sweep, SweepFolder, SweepRun
 from launcher.prepare import LaunchRequest
 from launcher.sweep.jobs import Job
 from launcher.sweep.plan import SweepRequest
@@ -125,7 +125,7 @@ def test_a_sweep_is_refused_and_leaves_no_folder(file: Path, tmp_path: Path, ref
 @pytest.mark.usefixtures("no_locks")
 def test_a_sweep_whose_folder_was_moved_there_can_be_read_and_not_continued(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    folder.write(Sweep("", "x.yaml", True, points=(Point("a", {}, 0),)))
+    folder.write(Sweep("", "x.yaml", True, points=(SweepRun("a", {}, 0),)))
     folder.log("a").parent.mkdir()
     folder.log("a").touch()
     assert folder.state("a") == "waiting"

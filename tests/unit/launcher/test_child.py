@@ -19,7 +19,7 @@ from p2pfl.errors import HandshakeError, MissingExtra, P2pflError, Problem, RunF
 ERRORS = [
     RunFileError([Problem("run.yaml:3", "algorithm.lr", "too large"), Problem("run.yaml:4", "peers", "missing")]),
     WriteError(Path("/no/such/folder/file"), OSError(28, "No space left on device")),
-    MissingExtra("matplotlib", "report", "drawing"),
+    MissingExtra("vl-convert-python", "report", "drawing"),
     HandshakeError("another run"),
 ]
 

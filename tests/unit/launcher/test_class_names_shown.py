@@ -13,7 +13,7 @@ import p2pfl
 from launcher.facts.summary import current_summary
 from launcher.prepare import LaunchRequest
 from launcher.report import figures, papers
-from launcher.report.collect import Collected, collect
+from launcher.report.collect import ReportedRun, collect
 from launcher.report.findings import find
 from launcher.report.learned import Learned
 from launcher.tracking import mlflow
@@ -90,7 +90,7 @@ def test_results_by_class_have_their_names(table: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def run(table: Path, tmp_path: Path) -> Collected:
+def run(table: Path, tmp_path: Path) -> ReportedRun:
     """A run whose peers have predicted each class once as itself and once as the next."""
     simulated = p2pfl.load(table).simulate(tmp_path / "run")
     found = collect(RunFolder.open(simulated.folder), models=True)
@@ -101,7 +101,7 @@ def run(table: Path, tmp_path: Path) -> Collected:
 
 
 @pytest.mark.exhaustive
-def test_figures_of_a_report_show_names(run: Collected) -> None:
+def test_figures_of_a_report_show_names(run: ReportedRun) -> None:
     made = figures.of_run(run)
     assert list(dict.fromkeys(made.tables["partition"]["label"])) == list(NAMES)
     assert made.tables["confusion"]["true"][:2] == [NAMES[0]] * 2
@@ -112,7 +112,7 @@ def test_figures_of_a_report_show_names(run: Collected) -> None:
 
 
 @pytest.mark.exhaustive
-def test_figures_for_papers_draw_any_name(run: Collected) -> None:
+def test_figures_for_papers_draw_any_name(run: ReportedRun) -> None:
     partition = run.learned.partition
     assert partition is not None
     dataset = partition["dataset"] | {"class_names": ["\u732b", "@x", *NAMES[2:]]}

@@ -126,9 +126,6 @@ def test_limits_the_size_of_files_that_are_read_into_memory(host: Host, into: Pa
     [
         ("alpha:mesh/runs/wide", "rsync -a alpha:mesh/runs/wide/ COPY"),
         ("bob@[fd00::2]:~/wide/", "rsync -a bob@[fd00::2]:~/wide/ COPY"),
-        ("container:mesh-3", "docker cp CONTAINER:/run/p2pfl/. COPY"),
-        ("compose:", "docker cp CONTAINER:/run/p2pfl/. COPY"),
-        ("k8s:lab/mesh", "kubectl cp -c peer NAMESPACE/POD:/run/p2pfl COPY"),
     ],
 )
 def test_says_how_to_copy_from_another_host(

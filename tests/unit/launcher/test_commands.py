@@ -185,7 +185,7 @@ def test_describes_a_graph(ring: Path, invoke: Invoke) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("graph", ["ring", "complete"])
 def test_draws_a_graph(tmp_path: Path, ring: Path, invoke: Invoke, graph: str) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("vl_convert")
     # The file name needs no extension.
     outcome = invoke("graph", ring, "--set", f"graph={graph}", "--png", tmp_path / graph)
     assert outcome.exit_code == 0
@@ -228,15 +228,15 @@ def test_window_of_a_graph_that_changes(ring: Path, invoke: Invoke) -> None:
 
 @pytest.mark.exhaustive
 def test_draws_the_spectral_gap_of_a_graph_that_changes(tmp_path: Path, ring: Path, invoke: Invoke) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("vl_convert")
     assert invoke("graph", ring, *TIME_VARYING, "--png", tmp_path / "gap").exit_code == 0
     assert (tmp_path / "gap").read_bytes().startswith(b"\x89PNG")
 
 
-def test_drawing_a_graph_without_matplotlib_names_the_extra(
+def test_drawing_a_graph_without_its_library_names_the_extra(
     tmp_path: Path, ring: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     outcome = invoke("graph", ring, "--png", tmp_path / "g.png")
     assert outcome.exit_code == 1
     assert "pip install 'p2pfl-mesh[report]'" in outcome.stderr
@@ -297,7 +297,7 @@ def test_folds_classes_with_equal_counts(counts: dict[str, int], text: str) -> N
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("peers", [1, 100])
 def test_draws_data(tmp_path: Path, ring: Path, invoke: Invoke, peers: int) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("vl_convert")
     sets = ["--set", f"peers={peers}", "--set", "graph=complete"]
     outcome = invoke("data", "show", ring, *sets, "--png", tmp_path / "d.png")
     assert outcome.exit_code == 0
@@ -305,10 +305,10 @@ def test_draws_data(tmp_path: Path, ring: Path, invoke: Invoke, peers: int) -> N
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_drawing_data_without_matplotlib_names_the_extra(
+def test_drawing_data_without_its_library_names_the_extra(
     tmp_path: Path, ring: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     outcome = invoke("data", "show", ring, "--png", tmp_path / "d.png")
     assert outcome.exit_code == 1
     assert "pip install 'p2pfl-mesh[report]'" in outcome.stderr

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.comparison.groups import Member
+from launcher.comparison.groups import ComparedRun
 from launcher.comparison.lines import lines, table
 from launcher.errors import CompareError
 from launcher.facts.summary import summarize
@@ -130,7 +130,7 @@ def two_with_other_masks(make_folder: MakeFolder) -> tuple[RunFolder, RunFolder]
 def test_refuses_runs_that_differ_in_masked_test(make_folder: MakeFolder) -> None:
     one, two = two_with_other_masks(make_folder)
     with pytest.raises(CompareError, match="runs differ in masked_test") as caught:
-        lines([Member.of(one, None), Member.of(two, None)])
+        lines([ComparedRun.of(one, None), ComparedRun.of(two, None)])
     assert f"({one.root}: false; {two.root}: true)" in str(caught.value)
     assert "--masked or --unmasked" in str(caught.value)
 
@@ -155,26 +155,11 @@ def test_compares_the_same_accuracy_of_runs_that_differ(
     assert head[3] == flag.removeprefix("--")
 
 
-def test_null_of_an_earlier_version_was_masked_for_l2c_only(make_folder: MakeFolder) -> None:
-    one, two = make_folder("one", results=peers(0.8)), make_folder("two", results=peers(0.6))
-    change(one, masked_test=None)
-    change(two, masked_test=None, algorithm={"name": "l2c"})
-    with pytest.raises(CompareError, match=r"one: false; .*two: true\)"):
-        lines([Member.of(one, None), Member.of(two, None)])
-
-
-def test_an_accuracy_that_was_not_recorded_is_an_error(make_folder: MakeFolder) -> None:
-    old = make_folder(results=peers(0.8, masked_accuracies={}, unmasked_accuracies={}))
-    assert lines([Member.of(old, None)])[0].other_accuracy is None
-    with pytest.raises(CompareError, match=r"has no masked accuracies: an earlier version .* `p2pfl evaluate "):
-        lines([Member.of(old, None)], masked=True)
-
-
 def test_narrow_terminal_breaks_names_of_runs_but_truncates_no_number(make_folder: MakeFolder) -> None:
     name = "my-study-20261122-211401"
     output = io.StringIO()
     console = Console(width=100, file=output, highlight=False)
-    console.print(table(lines([Member.of(make_folder(name, results=peers(0.8)), None)])))
+    console.print(table(lines([ComparedRun.of(make_folder(name, results=peers(0.8)), None)])))
     printed = output.getvalue()
     assert "…" not in printed
     head, *rows = printed.splitlines()

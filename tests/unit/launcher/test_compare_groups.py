@@ -122,7 +122,7 @@ def test_budgets_can_be_given(runs: list[Path], invoke: Invoke) -> None:
 def test_a_target_is_a_fraction(runs: list[Path], invoke: Invoke, text: str) -> None:
     outcome = invoke("compare", *runs, f"--target={text}")
     assert outcome.exit_code == 2
-    assert f"{text!r} is no accuracy; expected a fraction above 0" in words(outcome.stderr)
+    assert f"{text!r} is not an accuracy; expected a fraction above 0" in words(outcome.stderr)
 
 
 def test_columns_can_be_chosen(runs: list[Path], invoke: Invoke) -> None:

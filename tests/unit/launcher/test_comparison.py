@@ -14,9 +14,9 @@ import pytest
 from scipy import stats
 
 from launcher.comparison import curves
-from launcher.comparison.groups import Member, find_baseline, group, varied
+from launcher.comparison.groups import ComparedRun, find_baseline, group, varied
 from launcher.comparison.results import GroupLine, Results
-from launcher.comparison.statistics import Comparison, Statistic, compare, holm, p_value
+from launcher.comparison.statistics import Statistic, VersusBaseline, compare, holm, p_value
 from launcher.comparison.tables import comma_separated, latex, latex_text, markdown, page
 from launcher.comparison.test_sets import WasTested
 from launcher.errors import CompareError
@@ -55,7 +55,7 @@ def test_pairs_only_seeds_that_both_have() -> None:
     assert found.n == 2
     assert found.difference == pytest.approx(0.15)
     assert compare({1: 0.5}, {2: 0.4}, "t") is None
-    assert compare({1: 0.5}, {1: 0.25}, "t") == Comparison(0.25, 1, None)
+    assert compare({1: 0.5}, {1: 0.25}, "t") == VersusBaseline(0.25, 1, None)
 
 
 def test_equal_differences_are_no_error() -> None:
@@ -76,13 +76,13 @@ def test_holms_correction() -> None:
 # ---- groups ------------------------------------------------------------------------------------------------
 
 
-def member(seed: int = 0, labels: dict[str, str] | None = None, **values: Any) -> Member:
+def member(seed: int = 0, labels: dict[str, str] | None = None, **values: Any) -> ComparedRun:
     named = {key.replace("__", "."): v for key, v in values.items()}
     summary: Any = SimpleNamespace(seed=seed)
-    return Member(RunFolder(Path("x")), summary, {}, named, labels, WasTested.of(seed, named, {}))
+    return ComparedRun(RunFolder(Path("x")), summary, {}, named, labels, WasTested.of(seed, named, {}))
 
 
-def names(*members: Member) -> list[str]:
+def names(*members: ComparedRun) -> list[str]:
     return [found.name for found in group(members)]
 
 
@@ -115,10 +115,10 @@ def test_labels_of_a_sweep_name_its_groups() -> None:
     assert names(*same) == ["lr=1", "lr=2"]
 
 
-def test_a_null_is_no_difference_from_a_key_that_an_earlier_version_did_not_have(make_folder: MakeFolder) -> None:
+def test_a_null_is_no_difference_from_a_key_that_another_version_does_not_have(make_folder: MakeFolder) -> None:
     old, new = make_folder("old"), make_folder("new")
     new.run_file.write_text(new.run_file.read_text() + "later: null\n")
-    assert [len(part.members) for part in group([Member.of(old, None), Member.of(new, None)])] == [2]
+    assert [len(part.members) for part in group([ComparedRun.of(old, None), ComparedRun.of(new, None)])] == [2]
 
 
 def test_a_null_differs_from_a_value_beside_a_method_without_the_key() -> None:
@@ -182,26 +182,26 @@ RECORDS = [
 def test_a_curve_has_the_last_accuracies_the_bytes_and_the_slowest_peers_time(make_folder: MakeFolder) -> None:
     folder = make_folder()
     write_records(folder, RECORDS)
-    points = curves.curve(folder, masked=False, as_recorded=True)
+    points = curves.curve(folder, masked=False)
     assert [(p.rounds, p.bytes_sent, p.seconds) for p in points] == [(1, 200, 2.0), (2, 400, 5.0), (3, 600, 7.0)]
     assert [p.accuracy for p in points] == pytest.approx([0.2, 0.25, 0.6])
     assert curves.at_bytes(points, 599) == pytest.approx(0.25)
     assert curves.at_seconds(points, 7.0) == pytest.approx(0.6)
     assert curves.at_seconds(points, 1.9) is None
     assert (curves.rounds_to(points, 0.25), curves.rounds_to(points, 0.61)) == (2, None)
-    assert curves.curve(folder, masked=True, as_recorded=False)[0].accuracy == 1.0
+    assert curves.curve(folder, masked=True)[0].accuracy == 1.0
 
 
 def test_recorded_seconds_since_the_start_count_before_sums(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=1)
     write_records(folder, [record(0, 0, 0.1, 1.0, elapsed=10.0), record(0, 1, 0.2, 1.0, elapsed=30.0)])
-    assert [p.seconds for p in curves.curve(folder, masked=False, as_recorded=True)] == [10.0, 30.0]
+    assert [p.seconds for p in curves.curve(folder, masked=False)] == [10.0, 30.0]
 
 
 def test_a_record_without_its_round_is_left_out(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=1)
     write_records(folder, [{"peer": 0}, record(0, 1, 0.2, 1.0)])
-    assert [p.rounds for p in curves.curve(folder, masked=False, as_recorded=True)] == [2]
+    assert [p.rounds for p in curves.curve(folder, masked=False)] == [2]
 
 
 # ---- formats -----------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def made_results(*labels: str) -> Results:
             bytes_sent=Statistic(1000.0, 0.0, 3),
             seconds=Statistic(3.0, 0.0, 3),
             metrics={},
-            versus=Comparison(-0.1, 3, 0.0001, 0.0002) if number else None,
+            versus=VersusBaseline(-0.1, 3, 0.0001, 0.0002) if number else None,
         )
         for number, label in enumerate(labels)
     ]

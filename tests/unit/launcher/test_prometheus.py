@@ -88,7 +88,7 @@ def test_the_default_host_is_this_one(text: str, address: tuple[str, int]) -> No
 def test_rejects_what_is_no_port(file: object, invoke: Invoke, text: str) -> None:
     outcome = invoke("launch", file, "--metrics-port", text)
     assert outcome.exit_code == 2
-    assert "no port from 0 to 65535" in outcome.stderr
+    assert "neither a port from 0 to 65535 nor" in outcome.stderr
 
 
 def test_a_port_in_use_is_an_error_before_there_is_a_run(tmp_path: object, file: object, invoke: Invoke) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from launcher.comparison.groups import Group, differences
+from launcher.comparison.groups import RunGroup, differences
 from launcher.formatting.flat import flatten
 from launcher.report import command, comparison, several
 from p2pfl.errors import RunFolderError
@@ -49,7 +49,7 @@ def test_runs_are_grouped_by_what_differs_besides_the_seed(make_folder: MakeFold
     assert (first["mean"], first["std"], first["seeds"]) == (pytest.approx(0.55), pytest.approx(0.0707, abs=1e-4), 2)
 
 
-def groups_of(make_folder: MakeFolder, one: list[float], two: list[float]) -> list[Group]:
+def groups_of(make_folder: MakeFolder, one: list[float], two: list[float]) -> list[RunGroup]:
     runs = [*make_runs(make_folder, 0.1, one), *make_runs(make_folder, 0.2, two)]
     return several.read([(run, None) for run in runs])
 

@@ -135,7 +135,7 @@ def test_a_low_screen_shows_the_peers_that_failed_hold_up_others_or_are_behind()
     text = shown(run_status(peers), height=9)
     assert len(text) <= 9
     assert [line.split()[0] for line in text[2:-3]] == ["17", "40", "70"]
-    assert text[-3] == "… and 97 peers more that are further ahead"
+    assert text[-3] == "… and 97 more peers that are further ahead"
     assert len(shown(run_status(peers), height=200)) == 104
     assert len(shown(run_status(peers))) == 104
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.comparison.groups import Member
+from launcher.comparison.groups import ComparedRun
 from launcher.comparison.lines import lines
 from launcher.facts.summary import Collaboration, Spread, Summary, summarize
 from launcher.formatting.heat_map import draw
@@ -104,7 +104,7 @@ def test_the_last_evaluation_of_a_peer_that_died_counts_as_both_accuracies(make_
     assert summary.accuracy == summary.unmasked_accuracies["personal"]
     assert (summary.accuracy.mean, summary.masked_accuracies["personal"].mean) == (0.625, 0.875)
     assert (summary.peers[1].bytes_out, summary.peers[1].messages_out) == (180, 3)
-    (line,) = lines([Member.of(folder, None)], masked=True)
+    (line,) = lines([ComparedRun.of(folder, None)], masked=True)
     assert line.accuracy is not None
     assert (line.accuracy.mean, line.messages) == (0.875, 3)
 

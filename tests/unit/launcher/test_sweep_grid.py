@@ -218,7 +218,7 @@ def test_a_sweep_file_cannot_name_folders_outside(file: Path) -> None:
     plain = yaml.safe_load(folder.file.read_text())
     plain["runs"][0]["name"] = "../../x"
     folder.file.write_text(yaml.safe_dump(plain))
-    with pytest.raises(RunFolderError, match=r"sweep.yaml: damaged: '../../x' is no name of a run"):
+    with pytest.raises(RunFolderError, match=r"sweep.yaml: damaged: '../../x' is not the name of a run"):
         _ = SweepFolder.open(folder.root).sweep
 
 

@@ -22,14 +22,14 @@ from rich.console import Console
 
 from launcher.commands import sweep as sweep_command
 from launcher.errors import CompareError, SweepError
-from launcher.facts.sweep_folder import Point, Sweep, SweepFolder
+from launcher.facts.sweep_folder import Sweep, SweepFolder, SweepRun
 from launcher.sweep import runner, search
-from launcher.sweep.display import Pace, SweepDisplay
+from launcher.sweep.display import LEAST_RUNS, SweepDisplay
 from launcher.sweep.jobs import Job
 from launcher.sweep.memory import MARGIN, Estimate
-from launcher.sweep.runner import Progress, Queue, Runner
+from launcher.sweep.runner import Queue, Runner, SweepProgress
 from launcher.sweep.search import Search
-from launcher.views.progress import LINE_INTERVAL
+from launcher.views.progress import LINE_INTERVAL, Clock
 from p2pfl.errors import WriteError
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -113,7 +113,7 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def update(self, progress: Progress, *, now: bool = False) -> None:
+    def update(self, progress: SweepProgress, *, now: bool = False) -> None:
         pass
 
     def print(self, line: str) -> None:
@@ -124,7 +124,7 @@ class Lines:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
     """A sweep of three runs, of which none has begun."""
     found = SweepFolder(tmp_path)
-    points = tuple(Point(name, {"graph": name}, 0) for name in "abc")
+    points = tuple(SweepRun(name, {"graph": name}, 0) for name in "abc")
     found.write(Sweep("", "x.yaml", True, points=points))
     for name in "abc":
         found.plan(name).parent.mkdir(parents=True)
@@ -151,7 +151,7 @@ def searching(folder: SweepFolder, file: Path, monkeypatch: pytest.MonkeyPatch) 
     return make
 
 
-def run(folder: SweepFolder, most: int, free: int, **options: Any) -> tuple[Progress, list[str]]:
+def run(folder: SweepFolder, most: int, free: int, **options: Any) -> tuple[SweepProgress, list[str]]:
     lines = Lines()
     found = Runner(folder, Queue(folder), lines, most, available=lambda: free, **options).run()
     return found, lines.lines
@@ -194,7 +194,7 @@ def test_a_search_keeps_what_does_not_fit_for_later_and_asks_for_no_more(
     searching(4, {"algorithm.lr": [0.1, 0.2, 0.3, 0.4]})
     free = iter([9 * GB, 0])
 
-    def search_with(available: Callable[[], int]) -> Progress:
+    def search_with(available: Callable[[], int]) -> SweepProgress:
         return Runner(folder, Search(folder), Lines(), 1, available=available).run()
 
     first = search_with(lambda: next(free))  # two are asked for, not all four
@@ -283,7 +283,7 @@ def test_the_report_has_json_although_the_runs_cannot_be_compared(
     monkeypatch.setattr(
         "launcher.commands.compare.show", Mock(side_effect=CompareError("they differ in masked_test"))
     )
-    assert sweep_command._report(folder, Progress(3, 3), [], as_json=True, retries=True)
+    assert sweep_command._report(folder, SweepProgress(3, 3), [], as_json=True, retries=True)
     captured = capsys.readouterr()
     assert json.loads(captured.out)["finished"] == 3
     assert captured.err == "no table: they differ in masked_test\n"
@@ -389,19 +389,24 @@ def test_an_incomplete_run_folder_is_deleted_before_its_run_starts(folder: Sweep
 # ---- progress ----------------------------------------------------------------------------------------------
 
 
-def test_time_left_is_estimated_from_what_this_sweep_has_done() -> None:
-    pace = Pace()
-    assert pace.remaining(4.5, 10, 3.0) is None  # four and a half runs were done before
-    assert pace.remaining(4.6, 10, 20.0) is None
-    assert pace.remaining(5.5, 10, 23.0) == pytest.approx(90.0)
-    assert pace.remaining(10.0, 10, 99.0) == 0.0
+def test_time_left_is_estimated_from_what_this_sweep_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(LEAST_RUNS)
+
+    def remaining(done: float, elapsed: float) -> float | None:
+        monkeypatch.setattr("launcher.views.progress.time.monotonic", lambda: clock.began + elapsed)
+        return clock.remaining(done, 10)
+
+    assert remaining(4.5, 3.0) is None  # four and a half runs were done before
+    assert remaining(4.6, 20.0) is None
+    assert remaining(5.5, 23.0) == pytest.approx(90.0)
+    assert remaining(10.0, 99.0) == 0.0
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_display_shows_counts_and_why_the_next_run_waits(folder: SweepFolder, terminal: bool) -> None:
     text = StringIO()
     console = Console(file=text, force_terminal=terminal, width=100, markup=False)
-    progress = Progress(
+    progress = SweepProgress(
         9, 2, 1, {"x": "it broke"}, waits="it needs about 3.0 GB", jobs=[FakeJob(folder, "a", adopt=True)]
     )
     display = SweepDisplay(console)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.comparison.groups import Member, group
+from launcher.comparison.groups import ComparedRun, group
 from launcher.comparison.test_sets import WasTested, differing, names
 from launcher.sweep.search import Search
 from p2pfl.run_folder.folder import RunFolder
@@ -22,7 +22,7 @@ from tests.records import record, record_tests, write_records
 
 
 class Run:
-    """A run with these test samples of its peers, by letter; none of an earlier version."""
+    """A run with these test samples of its peers, by letter; none if no peer has started."""
 
     def __init__(
         self, samples: str = "", seed: int = 0, classes: str = "", dataset: str = "", **divided: Any
@@ -68,11 +68,11 @@ def test_other_seeds_of_one_division_are_compared_as_means_only() -> None:
     assert sets(Run("aa", 0, partition__beta=1), Run("aa", 1, partition__beta=2)) == "A A"
 
 
-def test_runs_of_earlier_versions_are_compared_by_their_run_files() -> None:
-    assert sets(Run(partition__beta=1), Run(partition__beta=1), Run(partition__beta=2)) == "A A B?"
+def test_runs_that_have_not_started_are_compared_by_their_run_files() -> None:
+    assert sets(Run(partition__beta=1), Run(partition__beta=1), Run(partition__beta=2)) == "A A B"
     assert sets(Run("ab", partition__beta=1), Run(partition__beta=1)) == "A A"
     assert sets(Run(partition__beta=1), Run("ab", partition__beta=1, dataset="1c0f"), Run("cd")) == "A A B"
-    assert sets(Run(seed=0), Run(seed=1)) == "A B?"
+    assert sets(Run(seed=0), Run(seed=1)) == "A B"
 
 
 def test_a_peer_that_died_early_is_no_difference() -> None:
@@ -155,7 +155,7 @@ def test_seeds_of_a_dataset_that_has_changed_are_no_group(made: Callable[..., Ru
     old = [made("local", seed, 0.5, f"a{seed}", "1c0ffee5" * 8) for seed in range(2)]
     new = made("local", 2, 0.9, "a2", "99aa" * 16)
     unknown = made("local", 3, 0.5, "a3")
-    parts = group([Member.of(run, None) for run in (*old, new, unknown)])
+    parts = group([ComparedRun.of(run, None) for run in (*old, new, unknown)])
     assert [len(part.members) for part in parts] == [3, 1]
     assert [part.labels["dataset.sha256"] for part in parts] == ["1c0ffee51c0f", "99aa99aa99aa"]
     text = invoke("compare", *[run.root for run in (*old, new)]).stdout

@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from launcher.comparison.groups import Member
+from launcher.comparison.groups import ComparedRun
 from launcher.comparison.lines import lines, metrics_table
 from launcher.facts.summary import summarize
 from launcher.views.print_summary import accuracy_lines
@@ -193,7 +193,7 @@ def test_a_run_records_and_shows_its_metrics(tmp_path: Path) -> None:
     summary = summarize(folder)
     assert summary.metrics["macro-f1"].mean == pytest.approx(fmean(r.metrics["macro-f1"] or 0 for r in results))
     assert f"macro-f1: {summary.metrics['macro-f1']}" in accuracy_lines(summary)
-    (line,) = lines([Member.of(folder, None)])
+    (line,) = lines([ComparedRun.of(folder, None)])
     assert json.loads(json.dumps(asdict(line)))["metrics"]["largest"]["highest"] >= line.metrics["largest"].lowest
     table = metrics_table([line])
     assert table is not None
