@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,16 @@ MAX_NOISE = 5
 
 State = Literal["starting", "greeted", "opened", "listening", "probed", "ready", "ended", "lost"]
 """The states of a host; see host_group.py."""
+
+
+def this_version() -> dict[str, Any]:
+    """Return the versions and the code that the hosts must have too, from a process like theirs."""
+    command = [sys.executable, "-P", "-c", "import json; from peers.host import hello; print(json.dumps(hello()))"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise LaunchError(f"this Python cannot start peers: {done.stderr.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from launcher.backends.group import Event
 from launcher.backends.host_connection import Files, HostConnection, State
 from launcher.backends.hosts import Backend, Host, ready
-from launcher.backends.warm import Event
 from launcher.errors import HostsGone, LaunchError
 from launcher.facts.processes import HOST_LOST
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_file.addresses import split
-from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import printable
 
 ALLOCATION_ENDED = re.compile(r"Slurm job \d+ has expired|DUE TO TIME LIMIT")
@@ -183,7 +182,7 @@ class HostGroup:
 
     # ---- the peers -------------------------------------------------------------------------------------------
 
-    def fork(self, folder: RunFolder, peers: Iterable[PeerId], /) -> None:
+    def fork(self, peers: Iterable[PeerId]) -> None:
         """Request the peers, each on its host. Each is answered by ``started`` and, at its end, by ``exited``."""
         for host, mine in self._by_host(peers):
             if host.state == "lost":
@@ -195,8 +194,10 @@ class HostGroup:
             else:
                 host.waiting += mine
 
-    def declare_dead(self, folder: RunFolder, peer: PeerId, /) -> None:
+    def declare_dead(self, peer: PeerId) -> None:
         """Have the neighbors of a peer that is not restarted continue without it, on whatever host they are."""
+        assert self._files is not None
+        folder = self._files.folder
         self._dead[peer] = str(folder.death_notice(peer).relative_to(folder.root))
         for each in self._connections:
             if each.has_opened:

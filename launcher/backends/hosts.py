@@ -3,9 +3,11 @@
 A backend only starts one command on each host, the *host process* (``python -m peers --host``, peers/host.py), and
 gives the launcher two byte streams to it. Everything else is here for all backends:
 
-    multi_host.py   launch, resume and stop of such runs; files and keys for the hosts
-    host_group.py   the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
-    mirror.py       the small files of peers on other hosts, written into the launcher's run folder
+    several_hosts.py  the hosts as a group that is launched and followed as this host alone is (launch.py, follow.py)
+    host_group.py     the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
+    host_files.py     files and keys for the hosts
+    mirror.py         the small files of peers on other hosts, written into the launcher's run folder
+    refresh.py        what runs on the hosts, and its files, when no launcher follows the run
 
 A backend is a class that satisfies ``Backend`` and ``BackendType``. A package provides it by name, as an entry point
 of the group ``p2pfl.backends`` (docs/guide/extensions.md). The launcher's calls are, in this order:

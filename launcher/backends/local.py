@@ -1,155 +1,165 @@
-"""The local backend: launch or resume a run with one process per peer on this host."""
+"""This host as a group of one: its peers use the launcher's run folder, and the warm process forks them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import ClassVar, Self, TypeVar
 
-from rich.console import Console
+import psutil
 
-from launcher import formatting
-from launcher.backends.checks import check_addresses, check_complete, check_start, check_unchanged
-from launcher.backends.follow import Restart, follow
+from launcher.backends.group import Event, Plan
 from launcher.backends.mps import multi_process_service
-from launcher.backends.simulation import resume as resume_simulation
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
-from launcher.facts.processes import find_process, outcome
+from launcher.facts.processes import find_process
 from launcher.facts.registration import Requests, register
-from launcher.facts.summary import Summary, measured_seconds, summarize
-from launcher.prepare import LaunchRequest
-from launcher.tracking.processes import tracking
-from launcher.views.progress import print_run_path
-from launcher.watching import Watching
 from p2pfl import PeerId
-from p2pfl.errors import RunFolderError
-from p2pfl.file_locks import require_locks
 from p2pfl.run_folder.folder import RunFolder
 
-if TYPE_CHECKING:
-    from p2pfl.run_file.run import Run
+T = TypeVar("T")
+
+ORPHAN_INTERVAL = 1.0
+"""Seconds between two checks of the peers whose end no warm process reports."""
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What this process keeps of a Run, which refers to torch."""
+class ThisHost:
+    """This host as a Group."""
 
-    peers: int
-    rounds: int
-    neighbors: tuple[tuple[PeerId, ...], ...]
-    mps: bool
-    peers_per_gpu: int | None
+    is_here = True
+    running: ClassVar[dict[PeerId, int]] = {}
+    """Empty: if peers run already, another launcher may follow them."""
+    _folder: RunFolder
+    _plan: Plan
+    _warm: WarmProcess
+    _requests: Requests
 
-    @classmethod
-    def of(cls, run: Run) -> _Settings:
-        gpu = run.file.gpu
-        return cls(run.peers, run.rounds, run.topology.neighbors, gpu.mps, gpu.peers_per_gpu)
+    def __init__(self) -> None:
+        self._resources = ExitStack()
+        self._processes: dict[PeerId, psutil.Process | None] = {}
+        """The requested peers that have not exited, as far as known; None before the start."""
+        self._orphans: set[PeerId] = set()
+        self._orphans_checked = -ORPHAN_INTERVAL
+        self._started = self._stopping = False
+        self._notices: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._resources.__exit__(*raised)  # type: ignore[arg-type]
+
+    def connect(self) -> None:
+        """Nothing: ``prepare`` starts the warm process."""
+
+    def prepare(self, function: Callable[[], T]) -> T:
+        """Call a function in a new process, which then becomes the warm process."""
+        warm, result = WarmProcess.after(function)
+        self._warm = self._resources.enter_context(warm)
+        return result
+
+    @contextmanager
+    def registered(self, folder: RunFolder, *, fresh: bool) -> Iterator[None]:
+        self._requests = register(folder, fresh=fresh)
+        yield
+
+    def open(self, folder: RunFolder, plan: Plan, report: Callable[[str], object]) -> None:
+        self._folder, self._plan = folder, plan
+
+    @contextmanager
+    def following(self, report: Callable[[str], object]) -> Iterator[None]:
+        with ExitStack() as resources:
+            if self._plan.mps:
+                mps = multi_process_service(self._folder.root / "mps", self._plan.peers_per_gpu, report)
+                environment = resources.enter_context(mps)
+                self._warm.kill()
+                self._warm = resources.enter_context(WarmProcess(environment))
+            yield
+            output = self._warm.stderr
+            if output:
+                with suppress(OSError):
+                    (self._folder.root / "warm.log").write_text(output, encoding="utf-8")
+            if not self._started and not self._stopping:
+                raise LaunchError(
+                    f"the process that forks the peers {self._warm.outcome}:\n{output.strip() or '(no output)'}"
+                )
+
+    def fork(self, peers: Iterable[PeerId]) -> None:
+        if self._warm.exited:
+            self._notices.append("starting another warm process")
+            self._warm.restart()
+        peers = list(peers)
+        self._processes |= dict.fromkeys(peers)
+        self._orphans -= set(peers)
+        for peer in peers:
+            with suppress(OSError):
+                self._folder.death_notice(peer).unlink()
+        self._warm.fork(self._folder, peers)
+
+    def cancel(self) -> None:
+        """End a warm process that is still importing, and has forked no peer."""
+        if not self._warm.exited:
+            self._warm.kill()
+
+    def signal(self, peers: Iterable[PeerId], number: int) -> None:
+        self._stopping = True
+        for peer in peers:
+            if (process := self._processes.get(peer)) is not None:
+                with suppress(psutil.NoSuchProcess):  # it compares start times too: a process id is used again
+                    process.send_signal(number)
+
+    def declare_dead(self, peer: PeerId) -> None:
+        with suppress(OSError):  # otherwise they wait until their deadline
+            self._folder.death_notice(peer).touch()
+
+    def events(self, timeout: float) -> list[Event]:
+        had_exited = self._warm.exited
+        found = [self._noted(event) for event in self._warm.events(timeout)]
+        if self._warm.exited:
+            self._orphans |= self._processes.keys()
+            if self._started and not had_exited and not self._stopping:
+                self._notices.append(
+                    f"the warm process, which forks peers, {self._warm.outcome}; the peers keep running"
+                )
+        return found + self._ends_of_orphans()
+
+    def notices(self) -> list[str]:
+        lines, self._notices = self._notices, []
+        return lines
+
+    def requests(self) -> list[str]:
+        return self._requests.new()
+
+    def _noted(self, event: Event) -> Event:
+        """Keep the process that an event is about. Return the event, or another one if the peer runs nevertheless."""
+        if event.event == "started":
+            self._started = True
+            with suppress(psutil.NoSuchProcess):
+                self._processes[event.peer] = psutil.Process(event.pid)
+        return self._adopted(event.peer) or event if event.event == "exited" else event
+
+    def _adopted(self, peer: PeerId) -> Event | None:
+        """Look for a process of ``peer`` of which no event told, e.g. of another launcher, and follow that."""
+        process = find_process(self._folder, peer)
+        if process is None:
+            self._processes.pop(peer, None)
+            self._orphans.discard(peer)
+            return None
+        self._processes[peer] = process
+        self._orphans.add(peer)
+        return Event("started", peer, pid=process.pid)
+
+    def _ends_of_orphans(self) -> list[Event]:
+        now = time.monotonic()
+        if now < self._orphans_checked + ORPHAN_INTERVAL:
+            return []
+        self._orphans_checked = now
+        ended = [peer for peer in sorted(self._orphans) if not _is_running(self._processes.get(peer))]
+        return [self._adopted(peer) or Event("vanished", peer) for peer in ended]
 
 
-def launch(
-    request: LaunchRequest, console: Console, restart: Restart = "on-failure", watching: Watching = Watching()
-) -> tuple[RunFolder, Summary]:
-    """Create a run and run it, one process per peer."""
-
-    def prepare() -> tuple[RunFolder, _Settings]:
-        run = request.load()
-        check_addresses(run, range(run.peers))
-        check_start(run, range(run.peers), here=True)
-        return request.prepare(run), _Settings.of(run)
-
-    warm, (folder, settings) = WarmProcess.after(prepare)
-    requests = register(folder)
-    with warm:
-        return folder, _run(settings, folder, range(settings.peers), warm, console, restart, watching, requests)
-
-
-def resume(
-    folder: RunFolder,
-    peers: Sequence[PeerId],
-    console: Console,
-    restart: Restart = "on-failure",
-    watching: Watching = Watching(),
-) -> tuple[RunFolder, Summary]:
-    """Resume a run: start those of ``peers`` (by default all) that are not running.
-
-    Raises:
-        LaunchError: no peer is left to start, or these options are not for simulated runs.
-        RunFolderError: the peers run on another host.
-    """
-    folder.require_local()
-    require_locks(folder.root)
-    requests = register(folder, fresh=False)
-    if folder.info.get("simulated"):
-        if peers or restart != "on-failure":
-            raise LaunchError(f"{folder.root}: simulated peers resume together: p2pfl resume {folder.root}")
-        return resume_simulation(folder, console, watching)
-
-    def select() -> tuple[_Settings, list[PeerId], list[PeerId]]:
-        """Return what to run, and which of the selected peers are running and which are not."""
-        from p2pfl.run_file import load as run_files
-
-        run = run_files.load(folder.run_file)
-        check_unchanged(run, folder)
-        check_complete(folder, run.peers)
-        present = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
-        absent = sorted(set(peers) - set(present))
-        if absent:
-            raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has {formatting.ids(present)}")
-        selected = sorted(set(peers)) or present
-        alive = {peer for peer in present if find_process(folder, peer)}
-        if running := [peer for peer in selected if peer in alive]:
-            console.print(
-                f"already running: {_peers(running)}; if one crashes, only the launcher that started it restarts it",
-                soft_wrap=True,
-            )
-        ended = [peer for peer in selected if peer not in running]
-        # Those that run may need the last messages of a finished peer whose process was killed.
-        if not ended or (not alive and all(outcome(folder.peer(peer)) == "finished" for peer in ended)):
-            raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished or running")
-        # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
-        check_start(run, ended, here=True)
-        return _Settings.of(run), running, ended
-
-    warm, (settings, running, ended) = WarmProcess.after(select)
-    with warm:
-        seconds_before = 0.0
-        if not running:  # otherwise another launcher may still measure, and the time would count twice
-            with suppress(RunFolderError):
-                seconds_before = measured_seconds(folder) or 0.0
-        return folder, _run(settings, folder, ended, warm, console, restart, watching, requests, seconds_before)
-
-
-def _peers(peers: Sequence[PeerId]) -> str:
-    return f"{'peer' if len(peers) == 1 else 'peers'} {formatting.ids(peers)}"
-
-
-def _run(
-    settings: _Settings,
-    folder: RunFolder,
-    peers: Sequence[PeerId],
-    warm: WarmProcess,
-    console: Console,
-    restart: Restart,
-    watching: Watching,
-    requests: Requests,
-    seconds_before: float = 0.0,
-) -> Summary:
-    """Run ``peers`` to the end and summarize. ``seconds_before``: what earlier parts of the run took."""
-    print_run_path(folder, console)
-    watching.serve(folder, console)
-    with ExitStack() as services:
-        if settings.mps:
-            mps = multi_process_service(folder.root / "mps", settings.peers_per_gpu, console.print)
-            environment = services.enter_context(mps)
-            warm.kill()
-            warm = services.enter_context(WarmProcess(environment))
-        trackers = services.enter_context(tracking(folder, console.print))
-        processes = follow(
-            folder, peers, settings.rounds, warm, console, restart, watching, trackers.failures, requests=requests.new
-        )
-    from p2pfl.messaging.topology import Topology  # takes memory that the peers no longer need
-
-    seconds = seconds_before + processes.seconds
-    return summarize(folder, processes.exit_codes, seconds, Topology(settings.neighbors), processes.errors)
+def _is_running(process: psutil.Process | None) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

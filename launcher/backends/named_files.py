@@ -1,7 +1,7 @@
 """Files that a run file names by path, besides those that every run folder keeps: of datasets, weights of models, ….
 
 Hosts that do not share the run folder may lack them. Small ones are copied into ``files`` of the run folder, whose
-run file names the copies, so that they are sent with everything else (multi_host.py) and are there after a resume.
+run file names the copies, so that they are sent with everything else (host_files.py) and are there after a resume.
 What is below ``data.root``, but not beside the run file, is the dataset's, which each host has, or downloads.
 """
 

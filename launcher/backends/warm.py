@@ -24,11 +24,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from io import FileIO
 from multiprocessing.context import ForkProcess  # noqa: TID251  # only a type
-from typing import Literal, TypeVar
+from typing import TypeVar
 
+from launcher.backends.group import Event
 from launcher.child import in_lasting_child
 from launcher.descriptors import ProcessEnd, memory_file
 from p2pfl import PeerId
@@ -39,18 +39,6 @@ T = TypeVar("T")
 
 EXIT_TIMEOUT = 30.0
 """Seconds that an idle warm process may take to exit, also after it has closed its output."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """A message of the warm process. Fields that do not apply to an event have the defaults."""
-
-    event: Literal["ready", "started", "exited", "vanished"]
-    """``vanished``, of a peer on another host: it has exited, and nobody knows how."""
-    peer: PeerId = -1
-    pid: int = 0
-    code: int = 0
-    error: str = ""
 
 
 class _Fork:
@@ -87,9 +75,6 @@ class WarmProcess:
     As a context manager, it closes the process at the end, and kills it if an exception is raised before any peer
     was requested.
     """
-
-    stops_on_sigterm = False
-    """Peers outlive a launcher on the same host, which the next one finds."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, *, start: bool = True) -> None:
         self._environment = dict(environment or {})
@@ -176,19 +161,10 @@ class WarmProcess:
         If the process has died, ``events`` will tell, after those that it sent before.
         """
         self.fork_requested = True
-        peers = list(peers)
-        for peer in peers:
-            with suppress(OSError):
-                folder.death_notice(peer).unlink()
         assert self._process.stdin is not None
-        request = json.dumps({"run": str(folder.root), "peers": peers}) + "\n"
+        request = json.dumps({"run": str(folder.root), "peers": list(peers)}) + "\n"
         with suppress(BrokenPipeError):
             self._process.stdin.write(request.encode())
-
-    def declare_dead(self, folder: RunFolder, peer: PeerId) -> None:
-        """Have the neighbors of a peer that is not restarted continue without it."""
-        with suppress(OSError):  # otherwise they wait until their deadline
-            folder.death_notice(peer).touch()
 
     def events(self, timeout: float) -> list[Event]:
         """Return the events since the last call; wait up to ``timeout`` seconds. Set ``exited`` at end of file."""

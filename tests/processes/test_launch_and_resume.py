@@ -16,7 +16,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.backends.local import resume
+from launcher.backends.launch import resume
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.facts.processes import find_process

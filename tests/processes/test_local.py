@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -24,13 +25,16 @@ from launcher.backends.follow import (
     follow,
     sigterm_notice,
 )
+from launcher.backends.group import Event
+from launcher.backends.local import ThisHost
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.facts.processes import find_process
+from launcher.facts.registration import Requests
 from launcher.facts.summary import summarize
 from launcher.views.print_summary import failure_lines
 from launcher.views.progress import LineProgress
-from p2pfl.errors import BodyTooLarge, WriteError
+from p2pfl.errors import AlreadyRunning, BodyTooLarge, WriteError
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 
@@ -43,6 +47,15 @@ def output(console: Console) -> str:
 ROUNDS = 3
 
 
+def follow_here(folder: RunFolder, warm: WarmProcess, console: Console, restart: Restart) -> PeerProcesses:
+    """Follow all peers of ``folder``, which ``warm`` forks, to the end."""
+    with ThisHost() as group:
+        group._warm = group._resources.enter_context(warm)
+        group._folder, group._plan, group._requests = folder, Mock(mps=False), Requests(folder.root)
+        with group.following(console.print):
+            return follow(folder, [files.peer for files in folder.peers()], ROUNDS, group, console, restart)
+
+
 @pytest.fixture
 def run_peers(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[RunFolder, PeerProcesses, str]]:
     """Follow fake peers with these behaviors to the end. Return also what the launcher printed, without progress."""
@@ -53,10 +66,9 @@ def run_peers(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[R
         folder = make_folder(peers=len(behaviors), results=dict.fromkeys(range(len(behaviors))))
         console = Console(file=io.StringIO(), width=300)
         other = threading.Thread(target=meanwhile, args=(folder,)) if meanwhile else None
-        with WarmProcess(fake_peers(behaviors)) as warm:
-            if other:
-                other.start()
-            processes = follow(folder, range(len(behaviors)), ROUNDS, warm, console, restart)
+        if other:
+            other.start()
+        processes = follow_here(folder, WarmProcess(fake_peers(behaviors)), console, restart)
         if other:
             other.join()
         # The number of progress lines depends on the machine's load.
@@ -170,12 +182,10 @@ def test_stop_ends_a_run_whose_peer_waits_for_its_address(
 
 def test_follows_peers_although_the_output_cannot_be_written(make_folder: MakeFolder, fake_peers: Any) -> None:
     folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
-    with (
-        open("/dev/full", "w", buffering=1) as full,
-        WarmProcess(fake_peers(["crashes, finishes", "finishes"])) as warm,
-    ):
+    with open("/dev/full", "w", buffering=1) as full:
         console = Console(file=full, width=80)
-        processes = follow(folder, range(2), ROUNDS, warm, console, "on-failure")
+        warm = WarmProcess(fake_peers(["crashes, finishes", "finishes"]))
+        processes = follow_here(folder, warm, console, "on-failure")
         with pytest.raises(OSError, match="No space left"):
             console.print("at the end, the error is seen")
         null = os.open(os.devnull, os.O_WRONLY)
@@ -274,16 +284,20 @@ def test_restarts_a_peer_after_the_death_of_the_warm_process(run_peers: Any, unt
     assert lines.count("starting another warm process") == 1
 
 
-def test_adopts_a_peer_whose_start_was_not_reported(make_folder: MakeFolder, make_process: Any) -> None:
-    """The warm process died between the fork and its report."""
-    folder = make_folder(peers=1, results={0: None})
-    process = make_process(folder, 0)
-    processes = PeerProcesses([0])
-    assert processes.update([], warm_exited=True) == [0]
-    assert processes.adopt(0, find_process(folder, 0))
-    assert processes.running == {0}
+def test_follows_a_peer_that_another_process_runs(make_folder: MakeFolder, make_process: Any) -> None:
+    """The warm process has died between the fork and its report, or a peer found that it was running already."""
+    folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
+    running = [make_process(folder, peer) for peer in range(2)]
+    group = ThisHost()
+    group._folder, group._warm = folder, Mock(exited=True)
+    group._warm.events = lambda timeout: [Event("exited", 1, code=AlreadyRunning.exit_code, error="already running")]
+    group.fork([0, 1])
+    processes = PeerProcesses(group)
+    processes.expect([0, 1])
+    assert processes.update(group.events(0.0)) == []
+    assert (processes.running, processes.exit_codes, processes.errors) == ({0, 1}, {}, {})
     processes.stop(kill=True)
-    assert process.wait(200) == -signal.SIGKILL
+    assert [process.wait(200) for process in running] == [-signal.SIGKILL] * 2
 
 
 @pytest.fixture
@@ -329,13 +343,13 @@ def test_ctrl_c_before_any_peer_started_kills_the_warm_process(
         interruptible()
         os.kill(os.getpid(), signal.SIGINT)
 
-    with WarmProcess(fake_peers(["waits"])) as warm:
-        # Suspended before it can fork, like a real one that is still importing.
-        os.kill(warm._process.pid, signal.SIGSTOP)
-        other = threading.Thread(target=press)
-        other.start()
-        processes = follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
-        other.join()
+    warm = WarmProcess(fake_peers(["waits"]))
+    # Suspended before it can fork, like a real one that is still importing.
+    os.kill(warm._process.pid, signal.SIGSTOP)
+    other = threading.Thread(target=press)
+    other.start()
+    processes = follow_here(folder, warm, Console(file=io.StringIO()), "on-failure")
+    other.join()
     assert processes.started == set()
     assert warm._process.returncode == -signal.SIGKILL
     assert failure_lines(summarize(folder, processes.exit_codes)) == ["peer 0: never started"]
@@ -343,11 +357,8 @@ def test_ctrl_c_before_any_peer_started_kills_the_warm_process(
 
 def test_reports_the_output_of_a_dead_warm_process(make_folder: MakeFolder, fake_peers: Any) -> None:
     folder = make_folder(peers=1, results={0: None})
-    with (
-        WarmProcess(fake_peers("dies at once")) as warm,
-        pytest.raises(LaunchError, match="no torch here"),
-    ):
-        follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
+    with pytest.raises(LaunchError, match="no torch here"):
+        follow_here(folder, WarmProcess(fake_peers("dies at once")), Console(file=io.StringIO()), "on-failure")
     assert (folder.root / "warm.log").read_text() == "no torch here\n"
 
 
