@@ -27,7 +27,6 @@ from launcher.backends.follow import (
 )
 from launcher.backends.group import Event
 from launcher.backends.local import ThisHost
-from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.facts.processes import find_process
 from launcher.facts.registration import Requests
@@ -47,10 +46,16 @@ def output(console: Console) -> str:
 ROUNDS = 3
 
 
-def follow_here(folder: RunFolder, warm: WarmProcess, console: Console, restart: Restart) -> PeerProcesses:
-    """Follow all peers of ``folder``, which ``warm`` forks, to the end."""
-    with ThisHost() as group:
-        group._warm = group._resources.enter_context(warm)
+def follow_here(
+    folder: RunFolder,
+    environment: dict[str, str],
+    console: Console,
+    restart: Restart,
+    host: type[ThisHost] = ThisHost,
+) -> PeerProcesses:
+    """Follow all peers of ``folder``, which a warm process with this environment forks, to the end."""
+    with host(environment) as group:
+        group.start()
         group._folder, group._plan, group._requests = folder, Mock(mps=False), Requests(folder.root)
         with group.following(console.print):
             return follow(folder, [files.peer for files in folder.peers()], ROUNDS, group, console, restart)
@@ -68,7 +73,7 @@ def run_peers(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[R
         other = threading.Thread(target=meanwhile, args=(folder,)) if meanwhile else None
         if other:
             other.start()
-        processes = follow_here(folder, WarmProcess(fake_peers(behaviors)), console, restart)
+        processes = follow_here(folder, fake_peers(behaviors), console, restart)
         if other:
             other.join()
         # The number of progress lines depends on the machine's load.
@@ -184,8 +189,7 @@ def test_follows_peers_although_the_output_cannot_be_written(make_folder: MakeFo
     folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
     with open("/dev/full", "w", buffering=1) as full:
         console = Console(file=full, width=80)
-        warm = WarmProcess(fake_peers(["crashes, finishes", "finishes"]))
-        processes = follow_here(folder, warm, console, "on-failure")
+        processes = follow_here(folder, fake_peers(["crashes, finishes", "finishes"]), console, "on-failure")
         with pytest.raises(OSError, match="No space left"):
             console.print("at the end, the error is seen")
         null = os.open(os.devnull, os.O_WRONLY)
@@ -284,14 +288,18 @@ def test_restarts_a_peer_after_the_death_of_the_warm_process(run_peers: Any, unt
     assert lines.count("starting another warm process") == 1
 
 
-def test_follows_a_peer_that_another_process_runs(make_folder: MakeFolder, make_process: Any) -> None:
+def test_follows_a_peer_that_another_process_runs(
+    make_folder: MakeFolder, make_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The warm process has died between the fork and its report, or a peer found that it was running already."""
     folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
     running = [make_process(folder, peer) for peer in range(2)]
     group = ThisHost()
-    group._folder, group._warm = folder, Mock(exited=True)
-    group._warm.events = lambda timeout: [Event("exited", 1, code=AlreadyRunning.exit_code, error="already running")]
+    group._folder, group._process = folder, Mock()
     group.fork([0, 1])
+    group._exited = True
+    exited = Event("exited", 1, code=AlreadyRunning.exit_code, error="already running")
+    monkeypatch.setattr(group, "_messages", lambda timeout: [exited])
     processes = PeerProcesses(group)
     processes.expect([0, 1])
     assert processes.update(group.events(0.0)) == []
@@ -343,27 +351,35 @@ def test_ctrl_c_before_any_peer_started_kills_the_warm_process(
         interruptible()
         os.kill(os.getpid(), signal.SIGINT)
 
-    warm = WarmProcess(fake_peers(["waits"]))
-    # Suspended before it can fork, like a real one that is still importing.
-    os.kill(warm._process.pid, signal.SIGSTOP)
+    started: list[Any] = []
+
+    class Suspended(ThisHost):
+        def start(self) -> None:
+            super().start()
+            assert self._process is not None
+            os.kill(self._process.pid, signal.SIGSTOP)  # like a real one that is still importing
+            started.append(self._process)
+
     other = threading.Thread(target=press)
     other.start()
-    processes = follow_here(folder, warm, Console(file=io.StringIO()), "on-failure")
+    processes = follow_here(folder, fake_peers(["waits"]), Console(file=io.StringIO()), "on-failure", Suspended)
     other.join()
     assert processes.started == set()
-    assert warm._process.returncode == -signal.SIGKILL
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert failure_lines(summarize(folder, processes.exit_codes)) == ["peer 0: never started"]
 
 
 def test_reports_the_output_of_a_dead_warm_process(make_folder: MakeFolder, fake_peers: Any) -> None:
     folder = make_folder(peers=1, results={0: None})
     with pytest.raises(LaunchError, match="no torch here"):
-        follow_here(folder, WarmProcess(fake_peers("dies at once")), Console(file=io.StringIO()), "on-failure")
+        follow_here(folder, fake_peers("dies at once"), Console(file=io.StringIO()), "on-failure")
     assert (folder.root / "warm.log").read_text() == "no torch here\n"
 
 
 def test_kills_an_unused_warm_process(fake_peers: Any) -> None:
-    warm = WarmProcess(fake_peers(["waits"]))
-    with pytest.raises(KeyboardInterrupt), warm:
-        raise KeyboardInterrupt
-    assert warm._process.returncode == -signal.SIGKILL
+    host = ThisHost(fake_peers(["waits"]))
+    host.__enter__()
+    host.start()
+    host.__exit__(KeyboardInterrupt)
+    assert host._process is not None
+    assert host._process.returncode == -signal.SIGKILL
