@@ -26,7 +26,7 @@ POLL_INTERVAL = 0.25
 MAX_FAILURES = 3
 """A peer that fails this many times without completing a round is not restarted."""
 IN_USE_FOR = 60.0
-"""Seconds for which a peer is restarted whose address is in use, whatever MAX_FAILURES says."""
+"""Seconds for which a peer is restarted while its address is in use, independent of MAX_FAILURES."""
 MAX_PAUSE = 16.0
 """Most seconds between two of these restarts."""
 OUT_OF_MEMORY = (
@@ -54,10 +54,10 @@ def follow(
     watching: Watching = Watching(),
     failures: Callable[[], Iterable[str]] = tuple,
 ) -> PeerProcesses:
-    """Start ``peers``, and return when the last one, and the last that ran already, has exited.
+    """Start ``peers``, and return when they and the running peers of the group have exited.
 
     Args:
-        failures: return lines of others to print, again and again.
+        failures: return further lines to print; called repeatedly.
     """
     processes = PeerProcesses(group)
     policy = RestartPolicy(folder, restart)
@@ -83,10 +83,10 @@ def follow(
             for line in group.notices():
                 progress.print(line)
             ended_in |= {peer: _process_id(folder, peer) for peer in exited}
-            if asked := [*asked, *group.requests()]:  # written before the signals, so that nobody is restarted
+            if asked := [*asked, *group.requests()]:  # written before the signals: no peer is restarted
                 policy.restart = "never"
                 due.clear()
-                if not processes.started and not processes.stopping:  # there was nobody to signal
+                if not processes.started and not processes.stopping:  # there was no process to signal
                     _stop(processes, group, kill=False, progress=progress)
             codes, errors = processes.exit_codes, processes.errors
             again = [peer for peer in exited if policy.restarts(peer, codes.get(peer), errors.get(peer, ""))]
@@ -114,7 +114,7 @@ def follow(
             for peer, t in recoveries.new():
                 progress.print(f"peer {peer}: recovered; completed round {t}")
             display.update(now=not processes.running and not due)
-    # Another launcher has started these since (`p2pfl resume`, `p2pfl join`): their results tell how they ended.
+    # Another launcher has started these since (`p2pfl resume`, `p2pfl join`): their results hold the outcome.
     processes.forget(peer for peer, pid in ended_in.items() if _process_id(folder, peer) != pid)
     return processes
 
@@ -182,7 +182,7 @@ class RestartPolicy:
         else:
             self._in_use_since.pop(peer, None)
         kills = _kills(files)
-        if len(kills) > self._kills.get(peer, 0):  # an injected kill is no failure of the peer
+        if len(kills) > self._kills.get(peer, 0):  # an injected kill is not a failure of the peer
             self._kills[peer] = len(kills)
             return bool(kills[-1]["restart"])
         status = files.status()

@@ -1,4 +1,4 @@
-"""The hosts of a run as the launcher sees them: this host (local.py), or those of a backend (several_hosts.py).
+"""The hosts of a run as the launcher sees them: this host (local.py), or the hosts of a backend (several_hosts.py).
 
 A launch (launch.py) prepares the run in a process of the group, opens the run folder on its hosts, and follows the
 peers (follow.py). This host is a group of one that shares the launcher's folder: nothing is copied, and the process
@@ -27,7 +27,7 @@ class Event:
     """What has happened to a peer. Fields that do not apply to an event have the defaults."""
 
     event: Literal["ready", "started", "exited", "vanished"]
-    """``vanished``: the peer has exited, and nobody knows how."""
+    """``vanished``: the peer has exited in an unknown way."""
     peer: PeerId = -1
     pid: int = 0
     code: int = 0
@@ -78,8 +78,8 @@ class Group(Protocol):
     """The hosts of a run. As a context manager, it ends the processes that fork the peers, but not the peers.
 
     Attributes:
-        is_here: the only host is this one: what it lacks is found before peers start, peers that another launcher
-            follows may be running, and those of this launcher outlive it.
+        is_here: the only host is this host. It is checked before peers start; another launcher may follow some of
+            the peers; and the peers outlive this launcher if SIGTERM ends it.
         running: process ids of the peers that were running when the group was opened, and that it follows.
     """
 

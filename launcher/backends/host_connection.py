@@ -68,7 +68,7 @@ class HostConnection:
 
     Attributes:
         since: when the process was started, has become ready, or has ended.
-        hello: what the host says about itself.
+        hello: how the host describes itself.
         folder: the run folder there; ``shared``: it is the launcher's.
         waiting: peers to fork when the host is ready.
         wanted: peers that were asked for and have not exited as far as known.

@@ -10,7 +10,7 @@ Each host goes through these states, and again if its process ends while peers o
     ended                 its process has ended; it is started again while peers of it should run
     lost                  that has failed too often
 
-Nothing blocks: ``events`` waits for whatever comes first from any host.
+Nothing blocks: ``events`` waits for the first event of any host.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class HostGroup:
         """Send the files of the run to the hosts, and wait until they have loaded it. Raises LaunchError.
 
         Args:
-            hosts: those of ``connect`` that have peers, with these.
+            hosts: the hosts that ``connect`` has returned, with their peers; without the hosts that have none.
             probe: check whether the hosts can connect to each other, unless a peer runs.
             load: False: only look what runs there.
         """
@@ -195,7 +195,7 @@ class HostGroup:
                 host.waiting += mine
 
     def declare_dead(self, peer: PeerId) -> None:
-        """Have the neighbors of a peer that is not restarted continue without it, on whatever host they are."""
+        """Have the neighbors of a peer that is not restarted continue without it, on every host."""
         assert self._files is not None
         folder = self._files.folder
         self._dead[peer] = str(folder.death_notice(peer).relative_to(folder.root))
@@ -207,7 +207,7 @@ class HostGroup:
         host.send("file", path=self._dead[peer], mode=0o644, data="")
 
     def signal(self, peers: Iterable[PeerId], number: int) -> None:
-        """Send a signal to peers, on whatever host they are."""
+        """Send a signal to peers."""
         for host, mine in self._by_host(peers):
             host.send("signal", peers=mine, signal=int(number))
 
@@ -390,7 +390,7 @@ class HostGroup:
             self._notices.append(f"host {host.host.name}: its process has ended: {printable(reason)}{again}")
 
     def _overdue(self) -> list[Event]:
-        """Start hosts again whose process has ended; give up those that fail again and again."""
+        """Start hosts again whose process has ended; give up the hosts that fail too often."""
         found: list[Event] = []
         for host in self._connections:
             waited = time.monotonic() - host.since

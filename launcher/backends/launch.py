@@ -1,4 +1,4 @@
-"""Launch or resume a run on a group of hosts: this host, or those of a backend."""
+"""Launch or resume a run on a group of hosts: this host, or the hosts of a backend."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from launcher import formatting
@@ -34,42 +34,34 @@ SIGNALS = {"stop": (signal.SIGTERM,), "kill": (signal.SIGTERM, signal.SIGINT)}
 """What a request does to this process: the second request to stop kills."""
 
 
+@dataclass(eq=False)
 class SeveralHosts:
     """The hosts of a backend as a Group.
 
-    Args:
+    Attributes:
         name: the name of the backend.
-        placed: the hosts of a run that was launched before; None for a new one.
+        placed: the hosts of a run that was launched before; None for a new run.
         keep_trying: start hosts again however often their processes have ended.
         host_dir: folder for run folders on other hosts; ``{host}`` is replaced by the host's name.
     """
 
-    is_here = False
-    _group: HostGroup
-    _found: list[Host]
-    _folder: RunFolder
-    _requests: Requests
+    name: str
+    backend: Backend
+    placed: Sequence[Host] | None = None
+    keep_trying: bool = False
+    host_dir: str | None = None
 
-    def __init__(
-        self,
-        name: str,
-        backend: Backend,
-        placed: Sequence[Host] | None = None,
-        *,
-        keep_trying: bool = False,
-        host_dir: str | None = None,
-    ) -> None:
-        self._name = name
-        self._backend = backend
-        self._placed = placed
-        self._keep_trying = keep_trying
-        self._host_dir = host_dir
-        self._resources = ExitStack()
-        self._written: HostState | None = None
-        """None before the first write, and after one that has failed."""
-        self._failure_noted = False
-        self._failures: list[str] = []
-        self._requests_due = 0.0
+    is_here = False
+    _group: HostGroup = field(init=False)
+    _found: list[Host] = field(init=False)
+    _folder: RunFolder = field(init=False)
+    _requests: Requests = field(init=False)
+    _requests_due: float = 0.0
+    _resources: ExitStack = field(default_factory=ExitStack)
+    _written: HostState | None = None
+    """None before the first write, and after a write that has failed."""
+    _failure_noted: bool = False
+    _failures: list[str] = field(default_factory=list)
 
     @classmethod
     def new(cls, name: str, options: BackendOptions, restart: str, host_dir: str | None) -> Self:
@@ -104,8 +96,8 @@ class SeveralHosts:
     # ---- the start -------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        hosts = self._backend.hosts() or self._placed or []
-        group = HostGroup(self._backend, hosts, this_version(), keep_trying=self._keep_trying)
+        hosts = self.backend.hosts() or self.placed or []
+        group = HostGroup(self.backend, hosts, this_version(), keep_trying=self.keep_trying)
         self._group = self._resources.enter_context(group)
         self._found = group.connect()
 
@@ -120,30 +112,30 @@ class SeveralHosts:
 
     def open(self, folder: RunFolder, plan: Plan, report: Callable[[str], object]) -> None:
         """Place the peers of a new run, or of one whose hosts are others than before, and load the run there."""
-        group, before = self._group, self._placed
+        group, before = self._group, self.placed
         if before is not None and {host.name for host in self._found} == {host.name for host in before}:
             group.open(before, files_of(folder, plan, before, group.addresses))
             return
         placed = backends.place(plan.peers, self._found, group.cores)
         if before is None:
             placed = [replace(host, folder=self._folder_on(host, folder)) for host in placed]
-            backends.save(folder, self._name, self._backend, placed)
+            backends.save(folder, self.name, self.backend, placed)
             for host in placed:
                 report(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}")
         group.open(placed, files_of(folder, plan, placed, group.addresses))
         if before is not None:  # another allocation; a refused resume must not change where the run is
             if not (group.shared or plan.copied):
                 raise LaunchError(
-                    f"{folder.root}: its checkpoints are on other hosts than those of now; resume it there, or keep "
+                    f"{folder.root}: its checkpoints are on the hosts of its last launch; resume it there, or keep "
                     "run folders on a file system that all hosts share"
                 )
-            backends.save(folder, self._name, self._backend, placed)
+            backends.save(folder, self.name, self.backend, placed)
 
     def _folder_on(self, host: Host, folder: RunFolder) -> str | None:
         """Return the run folder on a host."""
-        if self._host_dir is None:
+        if self.host_dir is None:
             return host.folder
-        return f"{self._host_dir.replace('{host}', host.name).rstrip('/')}/{folder.root.name}"
+        return f"{self.host_dir.replace('{host}', host.name).rstrip('/')}/{folder.root.name}"
 
     @contextmanager
     def following(self, report: Callable[[str], object]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Stop the peers of a run, whoever started them."""
+"""Stop the peers of a run, started by any launcher or by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Stop:
 
 
 def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> list[Stop]:
-    """Stop all running peers, also those that the launcher is about to start, and wait for them.
+    """Stop all running peers, and the peers that the launcher is about to start, and wait for them.
 
     Return how each ended; empty if none was running. If a peer has failed, wait until the launcher ends, which might
     be restarting it.

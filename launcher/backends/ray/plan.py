@@ -20,7 +20,7 @@ from p2pfl import PeerId
 WAIT = 60.0
 """Seconds until the resources that were free a moment ago must be reserved."""
 SETUP = 600.0
-"""Seconds that a node may take to set up a runtime environment, as in Ray, if that says nothing else."""
+"""Seconds that a node may take to set up a runtime environment, unless that sets another limit; Ray's default."""
 ENVIRONMENT = "runtime environment"
 MARGIN = 1e-9
 """Sums of fractions may miss whole numbers by this much."""
@@ -181,7 +181,7 @@ def plan(demand: Demand, options: RayOptions, nodes: Sequence[Node]) -> list[Bun
     """Divide the peers among nodes in proportion to their room, in blocks of consecutive ids.
 
     Raises:
-        LaunchError: they do not fit. It says what they ask for, and what each node has.
+        LaunchError: they do not fit; with the demand, and the resources of each node.
     """
     rooms = sorted(((_room(node, options, demand.peers), node) for node in nodes), key=lambda pair: -pair[0][1])
     rooms = [(room, node) for room, node in rooms if room[0] > 0]

@@ -142,7 +142,7 @@ def test_times_of_a_status_are_those_of_this_hosts_clock(make_folder: MakeFolder
 )
 def test_a_host_can_write_only_small_files_of_its_peers(path: str, make_folder: MakeFolder) -> None:
     folder = make_folder(peers=2)
-    with pytest.raises(LaunchError, match="a file that is none of its peers'"):
+    with pytest.raises(LaunchError, match="a file that belongs to none of its peers"):
         Mirror(folder, [1]).write(file_event(path, b"x"))
 
 
