@@ -122,11 +122,11 @@ class _Writer:
         yield "services:"
         yield from self._setup_services()
         for peer in self.peers:
-            yield from self._peer(peer)
+            yield from self._peer(peer, "peer", "[mesh]")
         yield ""
         yield "  # ---- the same peers with the GPUs of this host: run `docker compose up gpu` instead"
         for peer in self.peers:
-            yield from self._peer_with_gpu(peer)
+            yield from self._peer(peer, "gpu", f"{{mesh: {{aliases: [peer-{peer}]}}}}")
         yield from self._rest()
 
     def _head(self) -> Iterator[str]:
@@ -157,7 +157,7 @@ class _Writer:
         yield f"  restart: on-failure:{RESTARTS}"
         yield "  stop_grace_period: 1m"
         yield "  depends_on:"
-        for service in self._setup_names():
+        for service in ("keys", "data") if self.settings.keys is None else ("data",):
             yield f"    {service}: {{condition: service_completed_successfully}}"
         if self.sets:
             yield f"  command: {_list(self.sets)}"
@@ -188,9 +188,6 @@ class _Writer:
         source = _quoted(_bind_source(root))
         options = f"read_only: {str(read_only).lower()}, bind: {{create_host_path: true}}"
         return f"{{type: bind, source: {source}, target: {FILES}, {options}}}"
-
-    def _setup_names(self) -> list[str]:
-        return ["keys", "data"] if self.settings.keys is None else ["data"]
 
     def _setup_services(self) -> Iterator[str]:
         build = self._build()
@@ -241,20 +238,11 @@ class _Writer:
             *(f'        {a}: "{b}"' for a, b in arguments.items()),
         ]
 
-    def _peer(self, peer: PeerId) -> Iterator[str]:
-        yield f"  peer-{peer}:"
-        yield "    <<: *peer"
-        yield "    networks: [mesh]"
-        yield from self._peer_settings(peer)
-
-    def _peer_with_gpu(self, peer: PeerId) -> Iterator[str]:
-        yield f"  gpu-{peer}:"
-        yield "    <<: *gpu"
-        yield f"    networks: {{mesh: {{aliases: [peer-{peer}]}}}}"
-        yield from self._peer_settings(peer)
-
-    def _peer_settings(self, peer: PeerId) -> Iterator[str]:
-        """Environment, volumes and secrets of a peer, with or without a GPU."""
+    def _peer(self, peer: PeerId, kind: str, networks: str) -> Iterator[str]:
+        """Yield the service of a peer. ``kind``: ``peer``, or ``gpu`` with the GPUs of the host."""
+        yield f"  {kind}-{peer}:"
+        yield f"    <<: *{kind}"
+        yield f"    networks: {networks}"
         mounts = [*(f"*{name}" for name in self.binds), "*decoded", *(["*files"] if self.files else [])]
         if self.settings.keys is None:
             mounts.append(f'"keys-{peer}:{KEYS}:ro"')

@@ -1,4 +1,4 @@
-"""Which files of this host a peer in a container needs, and where it looks for them there."""
+"""The files of this host that a peer in a container needs, and their paths in the container."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ OUT_OF_MEMORY = (
 Restart = Literal["on-failure", "always", "never"]
 """Which unfinished peers to restart.
 
-``on-failure``: peers that crashed or failed, but not those that were stopped, cannot write to the run folder, send
-more than ``transport.max_message``, or have another dataset than before, nor those that fail MAX_FAILURES times
-without completing a round. No policy restarts a peer that the run file's chaos killed permanently, or whose
-host is lost; ``always`` starts hosts again for as long as it takes.
+``on-failure``: peers that crashed or failed. Exceptions: they were stopped, cannot write to the run folder, send more
+than ``transport.max_message``, have another dataset than before, or fail MAX_FAILURES times without a further round.
+No policy restarts a peer that the run file's chaos killed permanently, or whose host is lost; ``always`` starts hosts
+again for as long as it takes.
 """
 
 

@@ -69,7 +69,7 @@ class HostConnection:
     Attributes:
         since: when the process was started, has become ready, or has ended.
         hello: how the host describes itself.
-        folder: the run folder there; ``shared``: it is the launcher's.
+        folder: the run folder on the host; ``shared``: it is the launcher's.
         waiting: peers to fork when the host is ready.
         wanted: peers that were asked for and have not exited as far as known.
         pids: process ids of the peers that run.
@@ -157,7 +157,7 @@ class HostConnection:
     # ---- the handshake ---------------------------------------------------------------------------------------
 
     def greet(self, event: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-        """Compare the host's versions with those ``expected``. Raises LaunchError."""
+        """Compare the host's versions with the ``expected`` ones. Raises LaunchError."""
         self.hello = dict(event)
         if event.get("protocol") != PROTOCOL or event.get("code") != expected["code"]:
             there, here = (

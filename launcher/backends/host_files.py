@@ -24,7 +24,7 @@ from p2pfl.run_folder.key_files import PUBLIC, private_file
 TOKEN = ".launcher"
 """A file that tells a host process whether it has the launcher's run folder; see peers/host.py."""
 KEYS = "keys"
-"""Folder in the run folder for keys that the launcher makes, and for those handed out to a host."""
+"""Folder in the run folder for keys that the launcher makes, and for the keys that a host gets."""
 
 
 def token(folder: RunFolder) -> str:

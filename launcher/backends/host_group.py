@@ -123,7 +123,7 @@ class HostGroup:
         Args:
             hosts: the hosts that ``connect`` has returned, with their peers; without the hosts that have none.
             probe: check whether the hosts can connect to each other, unless a peer runs.
-            load: False: only look what runs there.
+            load: False: only find out which peers run.
         """
         self._files = files
         placed = {host.name: host for host in hosts}
@@ -349,7 +349,7 @@ class HostGroup:
             host.load(self._files)
 
     def _ready(self, host: HostConnection) -> list[Event]:
-        """Find out which of the wanted peers run, and fork those that wait."""
+        """Find out which of the wanted peers run, and fork the waiting ones."""
         host.state, host.since = "ready", time.monotonic()
         missing = sorted(host.wanted - host.pids.keys() - set(host.waiting))
         host.wanted -= set(missing)
@@ -422,7 +422,7 @@ def _exits(host: HostConnection, peers: Iterable[PeerId]) -> list[Event]:
 
 
 def _probe(host: HostConnection, near: Iterable[HostConnection]) -> None:
-    """Ask a host to connect to those that have neighbors of its peers."""
+    """Ask a host to connect to the hosts of its peers' neighbors."""
     host.send("probe", hosts={other.host.name: (other.address, other.port) for other in near})
 
 

@@ -18,7 +18,7 @@ of the group ``p2pfl.backends`` (docs/guide/extensions.md). The launcher's calls
     start(host, command) -> HostStream
                                      start ``command`` on that host, without waiting for it. Called once for each
                                      host, and again for one whose stream has ended while peers of it should run. A
-                                     backend may start it on another machine then, if ``host.folder`` is there too.
+                                     backend may start it on another machine then, if that has ``host.folder`` too.
                                      Raises HostsGone if nothing of the run can be running any more.
     close()                          at the end, after all streams are closed
 
@@ -68,7 +68,7 @@ class Host:
         name: for messages, and for the backend.
         address: what other hosts connect to; None: what the host process finds out itself.
         python: the Python that has p2pfl on that host.
-        folder: the run folder there; None: the same path as the launcher's.
+        folder: the run folder on the host; None: the same path as the launcher's.
         weight: how many peers it gets, relative to other hosts; None: its number of slots or cores.
         slots: peers that compute at the same time; None: as the run file says.
         peers: the peers on this host; before ``place`` only the peers that the user wants there.
@@ -118,7 +118,7 @@ class HostStream:
         events: descriptor to read from; the stream closes it. May be the same as ``requests`` (a socket).
         outcome: return why ``events`` has ended, e.g. the last line of the error output.
         kill: end the host process, or what connects to it, at once.
-        on_close: called when the stream is closed; there is no ``outcome`` then.
+        on_close: called when the stream is closed; ``outcome`` is not called later.
     """
 
     def __init__(
@@ -186,7 +186,8 @@ class HostStream:
 def ready(
     readable: Iterable[int], writable: Iterable[int] = (), timeout: float | None = None
 ) -> tuple[set[int], set[int]]:
-    """Wait until a descriptor can be read, or written, or has ended; up to ``timeout`` seconds. Return those.
+    """Wait until a descriptor can be read, or written, or has ended; up to ``timeout`` seconds. Return these
+    descriptors.
 
     ``select`` accepts no descriptor above 1023, and the launcher has three for each host.
     """

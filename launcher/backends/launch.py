@@ -64,7 +64,7 @@ def resume(
     restart: Restart = "on-failure",
     watching: Watching = Watching(),
 ) -> tuple[RunFolder, Summary]:
-    """Resume a run: start those of ``peers`` (by default all) that are not running.
+    """Resume a run: start ``peers``, by default all, except the running ones.
 
     On other hosts, this launcher also follows the peers that run.
 
@@ -73,11 +73,11 @@ def resume(
             simulated runs.
         RunFolderError: the peers run on another host.
     """
-    present = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
+    present = [files.peer for files in folder.peers()]  # only one, if it was started by hand
     selected = sorted(set(peers)) or present
     group: Group
     if "hosts" in folder.info:
-        from launcher.backends.several_hosts import SeveralHosts  # a run on this host needs none of it
+        from launcher.backends.several_hosts import SeveralHosts
 
         group = SeveralHosts.of(folder, restart)
     else:
@@ -94,7 +94,7 @@ def resume(
             check_complete(folder, run.peers)
         if absent := sorted(set(selected) - set(present)):
             raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has {formatting.ids(present)}")
-        if not group.is_here:  # what runs there is known once the hosts are connected
+        if not group.is_here:  # the hosts report later which peers run
             check_start(run, range(run.peers), here=False)
             return Plan.of(run), selected
         alive = {peer for peer in present if find_process(folder, peer)}
@@ -106,7 +106,7 @@ def resume(
                 soft_wrap=True,
             )
         ended = [peer for peer in selected if peer not in alive]
-        # Those that run may need the last messages of a finished peer whose process was killed.
+        # Running peers may need the last messages of a finished peer whose process was killed.
         if not ended or (not alive and _all_finished(folder, ended)):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished or running")
         # Their addresses need no check: these peers ran here before, maybe behind a router with another address.

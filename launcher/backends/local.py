@@ -81,8 +81,8 @@ class _Fork:
 class ThisHost:
     """This host as a Group.
 
-    The warm process has a session of its own, so that the terminal's Ctrl-C reaches the launcher only. It is closed
-    at the end, and killed if an exception is raised before any peer was requested.
+    The warm process has a separate session, so that the terminal's Ctrl-C reaches the launcher only. It is closed at
+    the end, and killed if an exception is raised before any peer was requested.
 
     Args:
         environment: variables of a warm process that is not forked from this process.
@@ -141,8 +141,8 @@ class ThisHost:
 
         def prepare() -> T:
             os.setsid()
-            # What this process was forked with is never collected here: garbage of the launcher has descriptors whose
-            # numbers may be those of others by now, and would close them.
+            # Never collect what this process was forked with: garbage of the launcher closes its descriptors, whose
+            # numbers other files may have by now.
             gc.freeze()
             os.environ.update(ENVIRONMENT)
             return function()

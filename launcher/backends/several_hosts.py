@@ -111,7 +111,7 @@ class SeveralHosts:
             yield
 
     def open(self, folder: RunFolder, plan: Plan, report: Callable[[str], object]) -> None:
-        """Place the peers of a new run, or of one whose hosts are others than before, and load the run there."""
+        """Place the peers of a run that is new or has other hosts than before, and load the run on the hosts."""
         group, before = self._group, self.placed
         if before is not None and {host.name for host in self._found} == {host.name for host in before}:
             group.open(before, files_of(folder, plan, before, group.addresses))

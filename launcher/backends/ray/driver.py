@@ -223,7 +223,7 @@ class Driver:
         """Reserve the bundles, unless that was done before, and set up the runtime environment on their nodes.
 
         Args:
-            wait: seconds until they must be there.
+            wait: seconds until they must be reserved.
             pinned: addresses of the nodes to use, if possible.
             setup_limit: seconds until the runtime environment must be set up.
         """
