@@ -7,18 +7,20 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import ip_address
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from launcher.backends.limits import check_limits
-from launcher.backends.this_host import remote_peers
 from launcher.errors import LaunchError
 from launcher.formatting.flat import flatten
 from launcher.tracking.processes import check_trackers
 from p2pfl import PeerId
 from p2pfl.errors import KeysError
-from p2pfl.run_file.addresses import IN_USE, is_ipv6
+from p2pfl.run_file.addresses import IN_USE, AddressBook, is_ipv6, split
 from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -55,8 +57,35 @@ def check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
         raise run.error_at("transport.hosts" if transport.hosts else "transport.address", LaunchError(problem))
 
 
+def remote_peers(book: AddressBook, peers: Iterable[PeerId]) -> Iterator[tuple[PeerId, str]]:
+    """Yield the peers whose address is not an address of this host, or does not resolve, and the address."""
+    local = {address.address.partition("%")[0] for group in psutil.net_if_addrs().values() for address in group}
+    is_local: dict[str, bool] = {}
+    for peer in peers:
+        address = book.address_of(peer)
+        if address is None:
+            continue
+        host, _ = split(address)
+        if host not in is_local:
+            is_local[host] = any(_is_local(number, local) for number in _resolve(host))
+        if not is_local[host]:
+            yield peer, address
+
+
+def _resolve(host: str) -> Iterator[str]:
+    try:
+        yield from {str(address[0]).partition("%")[0] for *_, address in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return
+
+
+def _is_local(number: str, local: set[str]) -> bool:
+    address = ip_address(number)
+    return address.is_loopback or address.is_unspecified or number in local
+
+
 def check_unchanged(run: Run, folder: RunFolder) -> None:
-    """Raise LaunchError if the run file in a run folder is not the one that the run began with."""
+    """Raise LaunchError if the run file in a run folder differs from the run file at the start of the run."""
     from p2pfl.run_folder.run_info import describe_run
 
     info, now = folder.info, describe_run(run, "")
@@ -76,13 +105,14 @@ def _changes(before: dict[str, Any] | None, now: dict[str, Any]) -> str:
     old, new = dict(flatten(before)), dict(flatten(now))
     differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     named = [f"{key} was {shortened(old.get(key))}, is {shortened(new.get(key))}" for key in differ[:MAX_CHANGES]]
-    more = [f"{len(differ) - MAX_CHANGES} more keys"] * (len(differ) > MAX_CHANGES)
-    return f" ({'; '.join(named + more)})" if named else ""
+    if len(differ) > MAX_CHANGES:
+        named.append(f"{len(differ) - MAX_CHANGES} more keys")
+    return f" ({'; '.join(named)})" if named else ""
 
 
 def check_complete(folder: RunFolder, peers: int) -> None:
     """Raise LaunchError if the folder of a launched run's peer is missing: the other peers would wait for it."""
-    if "simulated" not in folder.info:  # of a peer that was started on its own, or of one of several hosts
+    if "simulated" not in folder.info:  # of one peer that was started by hand, or of one host of several
         return
     present = {files.peer for files in folder.peers()}
     if missing := [str(folder.peer(peer).root) for peer in range(peers) if peer not in present]:

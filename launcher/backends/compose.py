@@ -25,9 +25,11 @@ from launcher.backends.container_files import (
     FILES,
     KEYS,
     RUN,
+    decode_command,
     environment,
     files_of_run,
     reads_dataset_files,
+    set_options,
 )
 from p2pfl.errors import KeysError
 from p2pfl.run_folder.key_files import PUBLIC, check, private_file
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
 RESTARTS = 10
-"""How often the engine restarts a container that fails, so that a peer that can never start does not try for ever."""
+"""How often the engine restarts a container that fails, to bound the attempts of a peer that can never start."""
 BUILD = {
     "BASE": "${BASE:-python:3.12-slim-bookworm}",
     "TORCH_INDEX": "${TORCH_INDEX-https://download.pytorch.org/whl/cpu}",
 }
-"""Build arguments and their defaults, which are those of the Dockerfile."""
+"""Build arguments and their defaults, the same as in the Dockerfile."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class _Writer:
         self.peers = range(run.peers)
         self.file = settings.environment["P2PFL_FILE"]
         root = run.file.data.root
-        self.sets = [f"--set={item}" for item in (*settings.sets, *([f"data.root={FILES}"] if root else []))]
+        self.sets = set_options(run, settings.sets)
+        self.binds = files_of_run(run, settings.file)
+        """The files to mount: {anchor: (path on the host, path in the container)}."""
         self.files = None
         """Volume or folder with the dataset's files; None if it has none."""
         if reads_dataset_files(run):
@@ -118,11 +122,11 @@ class _Writer:
         yield "services:"
         yield from self._setup_services()
         for peer in self.peers:
-            yield from self._peer(peer)
+            yield from self._peer(peer, "peer", "[mesh]")
         yield ""
         yield "  # ---- the same peers with the GPUs of this host: run `docker compose up gpu` instead"
         for peer in self.peers:
-            yield from self._peer_with_gpu(peer)
+            yield from self._peer(peer, "gpu", f"{{mesh: {{aliases: [peer-{peer}]}}}}")
         yield from self._rest()
 
     def _head(self) -> Iterator[str]:
@@ -153,7 +157,7 @@ class _Writer:
         yield f"  restart: on-failure:{RESTARTS}"
         yield "  stop_grace_period: 1m"
         yield "  depends_on:"
-        for service in self._setup_names():
+        for service in ("keys", "data") if self.settings.keys is None else ("data",):
             yield f"    {service}: {{condition: service_completed_successfully}}"
         if self.sets:
             yield f"  command: {_list(self.sets)}"
@@ -169,7 +173,7 @@ class _Writer:
             yield f"  {name}: {_quoted(value)}"
         yield ""
         yield "x-mounts:"
-        for name, (path, target) in self._binds().items():
+        for name, (path, target) in self.binds.items():
             source = _quoted(_bind_source(path))
             yield f"  - &{name} {{type: bind, source: {source}, target: {_quoted(target)}, read_only: true}}"
         yield f'  - &decoded "decoded:{DECODED}:ro"'
@@ -184,13 +188,6 @@ class _Writer:
         source = _quoted(_bind_source(root))
         options = f"read_only: {str(read_only).lower()}, bind: {{create_host_path: true}}"
         return f"{{type: bind, source: {source}, target: {FILES}, {options}}}"
-
-    def _setup_names(self) -> list[str]:
-        return ["keys", "data"] if self.settings.keys is None else ["data"]
-
-    def _binds(self) -> dict[str, tuple[Path, str]]:
-        """Return the files to mount: {anchor: (path on the host, path in the container)}."""
-        return files_of_run(self.run, self.settings.file)
 
     def _setup_services(self) -> Iterator[str]:
         build = self._build()
@@ -210,7 +207,7 @@ class _Writer:
                 yield f'      - "keys-{peer}:{KEYS}/{peer:02d}"'
             yield ""
             build = []
-        mounts = [*(f"*{name}" for name in self._binds()), f'"decoded:{DECODED}"']
+        mounts = [*(f"*{name}" for name in self.binds), f'"decoded:{DECODED}"']
         if self.files:
             mounts.append(self._files_volume(read_only=False))
         downloads = self.files is not None and self.run.file.data.download
@@ -220,7 +217,7 @@ class _Writer:
         yield from build
         if self.settings.keys is None:
             yield "    depends_on: [keys]"
-        yield f"    entrypoint: {_list(['p2pfl', 'data', 'show', self.file, *self.sets, '--set=transport={}'])}"
+        yield f"    entrypoint: {_list(decode_command(self.file, self.sets))}"
         yield "    environment: *environment"
         yield "    networks: [default]" if downloads else "    network_mode: none"
         yield "    healthcheck: {disable: true}"
@@ -241,21 +238,12 @@ class _Writer:
             *(f'        {a}: "{b}"' for a, b in arguments.items()),
         ]
 
-    def _peer(self, peer: PeerId) -> Iterator[str]:
-        yield f"  peer-{peer}:"
-        yield "    <<: *peer"
-        yield "    networks: [mesh]"
-        yield from self._peer_settings(peer)
-
-    def _peer_with_gpu(self, peer: PeerId) -> Iterator[str]:
-        yield f"  gpu-{peer}:"
-        yield "    <<: *gpu"
-        yield f"    networks: {{mesh: {{aliases: [peer-{peer}]}}}}"
-        yield from self._peer_settings(peer)
-
-    def _peer_settings(self, peer: PeerId) -> Iterator[str]:
-        """Environment, volumes and secrets of a peer, with or without a GPU."""
-        mounts = [*(f"*{name}" for name in self._binds()), "*decoded", *(["*files"] if self.files else [])]
+    def _peer(self, peer: PeerId, kind: str, networks: str) -> Iterator[str]:
+        """Yield the service of a peer. ``kind``: ``peer``, or ``gpu`` with the GPUs of the host."""
+        yield f"  {kind}-{peer}:"
+        yield f"    <<: *{kind}"
+        yield f"    networks: {networks}"
+        mounts = [*(f"*{name}" for name in self.binds), "*decoded", *(["*files"] if self.files else [])]
         if self.settings.keys is None:
             mounts.append(f'"keys-{peer}:{KEYS}:ro"')
         yield f"    environment: {{<<: *environment, P2PFL_ME: {peer}}}"

@@ -1,9 +1,9 @@
-"""Which files of this host a peer in a container needs, and where it looks for them there."""
+"""The files of this host that a peer in a container needs, and their paths in the container."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
 PORT = 5700
-"""Peer i listens on PORT + i. The choice is arbitrary: each container has its own address."""
+"""Peer i listens on PORT + i. The choice is arbitrary: each container has an address."""
 
 CONFIG, RUN, KEYS, FILES, DECODED = "/etc/p2pfl", "/run/p2pfl", "/keys", "/data/files", "/data/decoded"
 """Folders in a container: run file, run folder, keys, dataset files, decoded dataset. In the image, the run folder
@@ -36,6 +36,17 @@ def environment(file: Path, address: str) -> dict[str, str]:
         "P2PFL_DATA": FILES,
         "P2PFL_CACHE": DECODED,
     }
+
+
+def set_options(run: Run, sets: Iterable[str]) -> list[str]:
+    """Return the options of peers that change keys of the run file: ``sets``, and where the dataset's files are."""
+    root = [f"data.root={FILES}"] if run.file.data.root else []
+    return [f"--set={item}" for item in (*sets, *root)]
+
+
+def decode_command(file: str, options: Iterable[str]) -> list[str]:
+    """Return the command that decodes the dataset of the run ``file`` for all peers."""
+    return ["p2pfl", "data", "show", file, *options, "--set=transport={}"]
 
 
 def reads_dataset_files(run: Run) -> bool:
@@ -62,7 +73,7 @@ def files_of_run(run: Run, file: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _files_outside_of_root(run: Run) -> list[Path]:
-    """The files of the dataset that are not below ``data.root``, and those of the partition and the algorithm."""
+    """Return the dataset's files outside of ``data.root``, and the files of the partition and the algorithm."""
     root = run.file.data.root or Path(FILES)
     outside = {path for path in run.loader.files(root) if not path.is_relative_to(root)}
     outside |= set(run.partition.files().values())
@@ -71,7 +82,7 @@ def _files_outside_of_root(run: Run) -> list[Path]:
 
 
 def _in_container(run: Run, file: Path, path: Path) -> str:
-    """Where peers look for ``path``: at an absolute path of the run file, or relative to the run file."""
+    """Return where peers look for ``path``: at an absolute path of the run file, or relative to the run file."""
     data, given = run.file.data, run.file.algorithm.given
     written = {os.path.expanduser(text) for text in _texts([data.dataset.given, data.partition.given, given])}
     if any(str(parent) in written for parent in (path, *path.parents)):
@@ -80,7 +91,7 @@ def _in_container(run: Run, file: Path, path: Path) -> str:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All strings in plain values."""
+    """Yield all strings in plain values."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):

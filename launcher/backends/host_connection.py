@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,16 @@ MAX_NOISE = 5
 
 State = Literal["starting", "greeted", "opened", "listening", "probed", "ready", "ended", "lost"]
 """The states of a host; see host_group.py."""
+
+
+def this_version() -> dict[str, Any]:
+    """Return the versions and the code that the hosts must have too, from a process like theirs."""
+    command = [sys.executable, "-P", "-c", "import json; from peers.host import hello; print(json.dumps(hello()))"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise LaunchError(f"this Python cannot start peers: {done.stderr.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,8 @@ class HostConnection:
 
     Attributes:
         since: when the process was started, has become ready, or has ended.
-        hello: what the host says about itself.
-        folder: the run folder there; ``shared``: it is the launcher's.
+        hello: how the host describes itself.
+        folder: the run folder on the host; ``shared``: it is the launcher's.
         waiting: peers to fork when the host is ready.
         wanted: peers that were asked for and have not exited as far as known.
         pids: process ids of the peers that run.
@@ -145,7 +157,7 @@ class HostConnection:
     # ---- the handshake ---------------------------------------------------------------------------------------
 
     def greet(self, event: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-        """Compare the host's versions with those ``expected``. Raises LaunchError."""
+        """Compare the host's versions with the ``expected`` ones. Raises LaunchError."""
         self.hello = dict(event)
         if event.get("protocol") != PROTOCOL or event.get("code") != expected["code"]:
             there, here = (

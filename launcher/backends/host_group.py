@@ -10,7 +10,7 @@ Each host goes through these states, and again if its process ends while peers o
     ended                 its process has ended; it is started again while peers of it should run
     lost                  that has failed too often
 
-Nothing blocks: ``events`` waits for whatever comes first from any host.
+Nothing blocks: ``events`` waits for the first event of any host.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from launcher.backends.group import Event
 from launcher.backends.host_connection import Files, HostConnection, State
 from launcher.backends.hosts import Backend, Host, ready
-from launcher.backends.warm import Event
 from launcher.errors import HostsGone, LaunchError
 from launcher.facts.processes import HOST_LOST
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_file.addresses import split
-from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import printable
 
 ALLOCATION_ENDED = re.compile(r"Slurm job \d+ has expired|DUE TO TIME LIMIT")
@@ -122,9 +121,9 @@ class HostGroup:
         """Send the files of the run to the hosts, and wait until they have loaded it. Raises LaunchError.
 
         Args:
-            hosts: those of ``connect`` that have peers, with these.
+            hosts: the hosts that ``connect`` has returned, with their peers; without the hosts that have none.
             probe: check whether the hosts can connect to each other, unless a peer runs.
-            load: False: only look what runs there.
+            load: False: only find out which peers run.
         """
         self._files = files
         placed = {host.name: host for host in hosts}
@@ -183,7 +182,7 @@ class HostGroup:
 
     # ---- the peers -------------------------------------------------------------------------------------------
 
-    def fork(self, folder: RunFolder, peers: Iterable[PeerId], /) -> None:
+    def fork(self, peers: Iterable[PeerId]) -> None:
         """Request the peers, each on its host. Each is answered by ``started`` and, at its end, by ``exited``."""
         for host, mine in self._by_host(peers):
             if host.state == "lost":
@@ -195,8 +194,10 @@ class HostGroup:
             else:
                 host.waiting += mine
 
-    def declare_dead(self, folder: RunFolder, peer: PeerId, /) -> None:
-        """Have the neighbors of a peer that is not restarted continue without it, on whatever host they are."""
+    def declare_dead(self, peer: PeerId) -> None:
+        """Have the neighbors of a peer that is not restarted continue without it, on every host."""
+        assert self._files is not None
+        folder = self._files.folder
         self._dead[peer] = str(folder.death_notice(peer).relative_to(folder.root))
         for each in self._connections:
             if each.has_opened:
@@ -206,7 +207,7 @@ class HostGroup:
         host.send("file", path=self._dead[peer], mode=0o644, data="")
 
     def signal(self, peers: Iterable[PeerId], number: int) -> None:
-        """Send a signal to peers, on whatever host they are."""
+        """Send a signal to peers."""
         for host, mine in self._by_host(peers):
             host.send("signal", peers=mine, signal=int(number))
 
@@ -348,7 +349,7 @@ class HostGroup:
             host.load(self._files)
 
     def _ready(self, host: HostConnection) -> list[Event]:
-        """Find out which of the wanted peers run, and fork those that wait."""
+        """Find out which of the wanted peers run, and fork the waiting ones."""
         host.state, host.since = "ready", time.monotonic()
         missing = sorted(host.wanted - host.pids.keys() - set(host.waiting))
         host.wanted -= set(missing)
@@ -389,7 +390,7 @@ class HostGroup:
             self._notices.append(f"host {host.host.name}: its process has ended: {printable(reason)}{again}")
 
     def _overdue(self) -> list[Event]:
-        """Start hosts again whose process has ended; give up those that fail again and again."""
+        """Start hosts again whose process has ended; give up the hosts that fail too often."""
         found: list[Event] = []
         for host in self._connections:
             waited = time.monotonic() - host.since
@@ -421,7 +422,7 @@ def _exits(host: HostConnection, peers: Iterable[PeerId]) -> list[Event]:
 
 
 def _probe(host: HostConnection, near: Iterable[HostConnection]) -> None:
-    """Ask a host to connect to those that have neighbors of its peers."""
+    """Ask a host to connect to the hosts of its peers' neighbors."""
     host.send("probe", hosts={other.host.name: (other.address, other.port) for other in near})
 
 

@@ -3,9 +3,11 @@
 A backend only starts one command on each host, the *host process* (``python -m peers --host``, peers/host.py), and
 gives the launcher two byte streams to it. Everything else is here for all backends:
 
-    multi_host.py   launch, resume and stop of such runs; files and keys for the hosts
-    host_group.py   the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
-    mirror.py       the small files of peers on other hosts, written into the launcher's run folder
+    several_hosts.py  the hosts as a group that is launched and followed as this host alone is (launch.py, follow.py)
+    host_group.py     the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
+    host_files.py     files and keys for the hosts
+    mirror.py         the small files of peers on other hosts, written into the launcher's run folder
+    refresh.py        what runs on the hosts, and its files, when no launcher follows the run
 
 A backend is a class that satisfies ``Backend`` and ``BackendType``. A package provides it by name, as an entry point
 of the group ``p2pfl.backends`` (docs/guide/extensions.md). The launcher's calls are, in this order:
@@ -16,11 +18,12 @@ of the group ``p2pfl.backends`` (docs/guide/extensions.md). The launcher's calls
     start(host, command) -> HostStream
                                      start ``command`` on that host, without waiting for it. Called once for each
                                      host, and again for one whose stream has ended while peers of it should run. A
-                                     backend may start it on another machine then, if ``host.folder`` is there too.
+                                     backend may start it on another machine then, if that has ``host.folder`` too.
                                      Raises HostsGone if nothing of the run can be running any more.
     close()                          at the end, after all streams are closed
 
-A stream ends (``read`` returns b"") when the host process has exited or the host is lost; ``outcome`` then says why.
+A stream ends (``read`` returns b"") when the host process has exited or the host is lost; ``outcome`` returns the
+reason.
 ``stream_of`` makes one from a Popen. A backend without pipes, e.g. one that relays lines of a Ray actor, passes the
 two descriptors of a socketpair or of pipes to ``HostStream`` and relays on a thread.
 
@@ -65,10 +68,10 @@ class Host:
         name: for messages, and for the backend.
         address: what other hosts connect to; None: what the host process finds out itself.
         python: the Python that has p2pfl on that host.
-        folder: the run folder there; None: the same path as the launcher's.
+        folder: the run folder on the host; None: the same path as the launcher's.
         weight: how many peers it gets, relative to other hosts; None: its number of slots or cores.
         slots: peers that compute at the same time; None: as the run file says.
-        peers: the peers on this host; before ``place`` only those that the user wants there.
+        peers: the peers on this host; before ``place`` only the peers that the user wants there.
         environment: variables of the host process.
         cores: cores that it may use; None: all that it has.
         without_gpu: why it has no GPU, for errors.
@@ -115,7 +118,7 @@ class HostStream:
         events: descriptor to read from; the stream closes it. May be the same as ``requests`` (a socket).
         outcome: return why ``events`` has ended, e.g. the last line of the error output.
         kill: end the host process, or what connects to it, at once.
-        on_close: called when the stream is closed; there is no ``outcome`` then.
+        on_close: called when the stream is closed; ``outcome`` is not called later.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class HostStream:
                 del self.unsent[: os.write(self.requests, self.unsent[: 1 << 16])]
             except BlockingIOError:
                 return
-            except OSError:  # ``read`` will tell
+            except OSError:  # ``read`` will report the end
                 self.unsent.clear()
 
     def read(self) -> bytes:
@@ -183,7 +186,8 @@ class HostStream:
 def ready(
     readable: Iterable[int], writable: Iterable[int] = (), timeout: float | None = None
 ) -> tuple[set[int], set[int]]:
-    """Wait until a descriptor can be read, or written, or has ended; up to ``timeout`` seconds. Return those.
+    """Wait until a descriptor can be read, or written, or has ended; up to ``timeout`` seconds. Return these
+    descriptors.
 
     ``select`` accepts no descriptor above 1023, and the launcher has three for each host.
     """
@@ -203,7 +207,7 @@ def ready(
 def stream_of(command: Sequence[str]) -> HostStream:
     """Start a command whose stdin and stdout are connected to a host process, e.g. ``ssh HOST …``.
 
-    It runs in a session of its own: the terminal's Ctrl-C reaches the launcher only. Raises LaunchError.
+    It runs in a separate session: the terminal's Ctrl-C reaches the launcher only. Raises LaunchError.
     """
     errors = memory_file("p2pfl host")
     try:
@@ -220,7 +224,7 @@ def stream_of(command: Sequence[str]) -> HostStream:
         raise LaunchError(f"{command[0]}: {error.strerror}") from None
     assert process.stdin is not None
     assert process.stdout is not None
-    # Descriptors of their own: the Popen closes its files when it is collected.
+    # Copies: the Popen closes its files when it is collected.
     requests, events = os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno())
     process.stdin.close()
     process.stdout.close()
@@ -231,10 +235,7 @@ def stream_of(command: Sequence[str]) -> HostStream:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        size = os.fstat(errors).st_size
-        lines = os.pread(errors, MAX_OUTPUT, max(0, size - MAX_OUTPUT)).decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return "; ".join(said[-3:]) or f"{command[0]} exited with code {code}"
+        return last_lines(errors) or f"{command[0]} exited with code {code}"
 
     def kill() -> None:
         process.terminate()  # srun ends its step then; after SIGKILL the step would go on
@@ -247,11 +248,18 @@ def stream_of(command: Sequence[str]) -> HostStream:
     return HostStream(requests, events, outcome, kill, lambda: os.close(errors))
 
 
+def last_lines(output: int) -> str:
+    """Return the last lines of a process's output, given the descriptor of its file."""
+    start = max(0, os.fstat(output).st_size - MAX_OUTPUT)
+    lines = os.pread(output, MAX_OUTPUT, start).decode(errors="replace").split("\n")
+    return "; ".join([line.strip() for line in lines if line.strip()][-3:])
+
+
 class Backend(Protocol):
     """What starts host processes; see the module docstring."""
 
     def hosts(self) -> list[Host]:
-        """Return the hosts for a new run; after ``restore``, those in place of the ones in run.json, or nothing."""
+        """Return the hosts of a new run; after ``restore``, the hosts that replace those in run.json, or none."""
 
     def start(self, host: Host, command: Sequence[str]) -> HostStream: ...
 
@@ -282,7 +290,7 @@ class BatchSystem(BackendType, Protocol):
         """Return a batch script for a run called ``name``, whose run folder it creates in ``out``.
 
         Args:
-            arguments: those of `p2pfl launch`.
+            arguments: the arguments of `p2pfl launch`.
             resume: options of `p2pfl resume`, which the next starts use.
         """
 
@@ -352,7 +360,7 @@ def save(folder: RunFolder, name: str, backend: Backend, hosts: Sequence[Host]) 
 
 
 def place(peers: int, hosts: Sequence[Host], cores: Mapping[str, int]) -> list[Host]:
-    """Assign every peer to a host: those that a host names to it, the others in blocks by weight.
+    """Assign every peer to a host: first the peers that hosts name, then the others in blocks by weight.
 
     Blocks of consecutive ids keep the edges of rings and grids within hosts. Each block is as close to its exact part
     as whole numbers allow.

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
 TASKS_PER_PEER = 9
-"""Threads of a peer that computes with one: 7 or 8 as measured, and one that writes the checkpoint."""
+"""Threads of a peer that computes with one thread: 7 or 8 as measured, and the writer of checkpoints."""
 FILES_PER_PEER = 64
-"""Open files of a peer without neighbors: 35 as measured, and those open for a moment."""
+"""Open files of a peer without neighbors: 35 as measured, and further files for a moment."""
 FILES_PER_NEIGHBOR = 6
 """Open files per neighbor: 5 as measured, and one while it reconnects."""
 TASKS = "processes and threads"

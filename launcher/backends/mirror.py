@@ -41,7 +41,7 @@ class Mirror:
         """Write what an event contains. Raises LaunchError for another file, WriteError."""
         match = NAMES.fullmatch(event["path"])
         if match is None or int(match[1]) not in self._peers or match[2] not in (*GROWING, *WHOLE):
-            raise LaunchError(f"sent a file that is none of its peers': {event['path']!r}")
+            raise LaunchError(f"sent a file that belongs to none of its peers: {event['path']!r}")
         path = self._folder.peer(int(match[1])).root / match[2]
         with write_errors(path):
             if event["data"] is None:
@@ -69,5 +69,5 @@ def _on_this_clock(status: bytes, clock: float) -> bytes:
         if fields.get("since"):
             fields["since"] += time.monotonic() - clock
     except (ValueError, TypeError, AttributeError):
-        return status  # overwritten meanwhile, or damaged; the next one follows
+        return status  # damaged, or overwritten during the read; the next status follows
     return (json.dumps(fields) + "\n").encode()

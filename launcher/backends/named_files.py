@@ -1,8 +1,8 @@
-"""Files that a run file names by path, besides those that every run folder keeps: of datasets, weights of models, ….
+"""Files that a run file names by path and run folders do not keep: of datasets, weights of models, ….
 
-Hosts that do not share the run folder may lack them. Small ones are copied into ``files`` of the run folder, whose
-run file names the copies, so that they are sent with everything else (multi_host.py) and are there after a resume.
-What is below ``data.root``, but not beside the run file, is the dataset's, which each host has, or downloads.
+Hosts that do not share the run folder may lack them. Small files are copied into ``files`` of the run folder, whose
+run file names the copies. So they are sent with everything else (host_files.py), and a resumed run has them.
+Files below ``data.root``, but not beside the run file, belong to the dataset, which each host has or downloads.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _parts(path: Path) -> Iterator[Path]:
 
 
 def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield the files below a folder, behind links too, but for those that lead back to it."""
+    """Yield the files below a folder, behind links too, except links that lead back to it."""
     if (real := os.path.realpath(folder)) in above:
         return
     for part in sorted(folder.iterdir()):

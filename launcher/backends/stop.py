@@ -1,24 +1,24 @@
-"""Stop the peers of a run, whoever started them."""
+"""Stop the peers of a run, started by any launcher or by hand."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
-from launcher.backends import multi_host
+from launcher.backends.refresh import look, replace_state
+from launcher.errors import HostsGone, LaunchError
+from launcher.facts.host_state import POLL_INTERVAL, HostState, ask
 from launcher.facts.processes import find_process, outcome
 from launcher.facts.registration import find_launcher, request
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
 
-POLL_INTERVAL = 0.1
-"""Seconds between two looks at a launcher that has not started the peers yet."""
 STOP_TIMEOUT = 120.0
 """Seconds that peers may take to end their batch and write a checkpoint."""
 
@@ -32,7 +32,7 @@ class Stop:
 
 
 def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> list[Stop]:
-    """Stop all running peers, also those that the launcher is about to start, and wait for them.
+    """Stop all running peers, and the peers that the launcher is about to start, and wait for them.
 
     Return how each ended; empty if none was running. If a peer has failed, wait until the launcher ends, which might
     be restarting it.
@@ -40,7 +40,7 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> lis
     Raises RunFolderError if the peers run on another host.
     """
     if "hosts" in folder.info:
-        return [Stop(peer, ended) for peer, ended in multi_host.stop(folder, kill=kill, timeout=timeout)]
+        return stop_on_hosts(folder, kill=kill, timeout=timeout)
     folder.require_local()
     end = time.monotonic() + timeout
     asked = False
@@ -76,3 +76,53 @@ def _may_start(files: PeerFolder, signaled: Mapping[PeerId, psutil.Process]) -> 
 def _processes(folder: RunFolder) -> dict[PeerId, psutil.Process]:
     found = {files.peer: find_process(folder, files.peer) for files in folder.peers()}
     return {peer: process for peer, process in found.items() if process is not None}
+
+
+def stop_on_hosts(folder: RunFolder, *, kill: bool, timeout: float) -> list[Stop]:
+    """Stop the running peers of a run on other hosts.
+
+    Raises LaunchError if its launcher, on another host, does not answer and no peer runs yet.
+    """
+    state = HostState.read(folder.root) or HostState()
+    if state.answered < 0 and (launcher := state.process(folder.root)) is not None:
+        launcher.send_signal(signal.SIGINT)  # it follows no peer yet, or has just begun to
+        _wait_until(lambda: state.process(folder.root) is None, timeout)  # also if its parent does not reap it
+        state = HostState.read(folder.root) or HostState()
+        if state.followed(folder.root) and not kill:  # it stops the peers; a second signal would kill them
+            return [Stop(peer, None) for peer in sorted(state.running)]
+    if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
+        stopped = [files.peer for files in folder.peers()] if state.answered < 0 else sorted(state.running)
+        _wait_until(lambda: not (HostState.read(folder.root) or HostState()).followed(folder.root), timeout)
+        running = (HostState.read(folder.root) or HostState()).running
+        return [Stop(peer, None if peer in running else outcome(folder.peer(peer))) for peer in stopped]
+    state = HostState.read(folder.root) or HostState()
+    if not state.running:
+        if state.answered < 0 and state.followed(folder.root):
+            raise LaunchError(
+                f"{folder.root}: its launcher (process {state.launcher} on host {state.host}) does not answer; if it "
+                "is still starting, it stops the peers once it has connected to all hosts"
+            )
+        return []
+    try:
+        group = look(folder)
+    except HostsGone:
+        replace_state(folder, state)
+        return []
+    with group:
+        asked = sorted(group.running)
+        group.signal(asked, signal.SIGKILL if kill else signal.SIGTERM)
+        end = time.monotonic() + timeout
+        while group.running and time.monotonic() < end:
+            group.events(0.5)
+        replace_state(folder, state, group)
+        return [
+            Stop(peer, None if peer in group.running else outcome(folder.peer(peer), -9 if kill else None))
+            for peer in asked
+        ]
+
+
+def _wait_until(condition: Callable[[], bool], timeout: float) -> None:
+    """Return when ``condition`` holds, or after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not condition() and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL)

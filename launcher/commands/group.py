@@ -45,7 +45,7 @@ def _refresh(folder: RunFolder) -> None:
     from launcher.facts.host_state import NAME
 
     if (folder.root / NAME).exists():
-        from launcher.backends.multi_host import refresh
+        from launcher.backends.refresh import refresh
         from launcher.errors import LaunchError
         from p2pfl.errors import RunFolderError, WriteError
 

@@ -142,27 +142,28 @@ def launch(
     second Ctrl-C kills them. Under nohup they run on.
     If this command dies otherwise, the peers keep running: stop them with `p2pfl stop`.
     """
-    from launcher.backends.local import launch as launch_peers
+    from launcher.backends.launch import launch as launch_peers
+    from launcher.backends.local import ThisHost
     from launcher.prepare import LaunchRequest
 
     asked = LaunchRequest(**request)
-    if backend == "local":
-        given = {"--hosts": hosts, "--option": settings, "--host-dir": host_dir, "--sbatch": sbatch}
-        if wrong := [option for option, value in given.items() if value]:
-            raise click.UsageError(f"{wrong[0]} is for runs on other hosts: add --backend")
-        _run(lambda console, watching: launch_peers(asked, console, restart, watching), as_json, ui, metrics)
-    elif sbatch:
+    given = {"--hosts": hosts, "--option": settings, "--host-dir": host_dir, "--sbatch": sbatch}
+    if backend == "local" and (wrong := [option for option, value in given.items() if value]):
+        raise click.UsageError(f"{wrong[0]} is for runs on other hosts: add --backend")
+    if sbatch:
         _print_batch_script(backend, asked, restart, metrics, as_json)
-    else:
-        from launcher.backends import multi_host
+        return
+
+    def run(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
+        if backend == "local":
+            return launch_peers(asked, ThisHost(), console, restart, watching)
         from launcher.backends.hosts import BackendOptions
+        from launcher.backends.several_hosts import SeveralHosts
 
-        options = BackendOptions(hosts, settings, asked)
+        group = SeveralHosts.new(backend, BackendOptions(hosts, settings, asked), restart, host_dir)
+        return launch_peers(asked, group, console, restart, watching)
 
-        def run(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
-            return multi_host.launch(backend, options, asked, console, restart, watching, host_dir)
-
-        _run(run, as_json, ui, metrics)
+    _run(run, as_json, ui, metrics)
 
 
 def _print_batch_script(
@@ -245,12 +246,11 @@ def _resume(
     ui: bool = False,
     metrics: tuple[str, int] | None = None,
 ) -> None:
-    from launcher.backends import local, multi_host
+    from launcher.backends.launch import resume as resume_peers
     from launcher.facts.summary import summarize
     from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
-    resume_peers = multi_host.resume if "hosts" in folder.info else local.resume
 
     def backend(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
         if not peers and _lacks_only_its_summary(folder):

@@ -33,7 +33,7 @@ MODULES = (
     "peers.warm",
     "launcher.commands",
     "launcher.backends.hosts",
-    "launcher.backends.local",
+    "launcher.backends.launch",
     "launcher.backends.simulation",
     "launcher.commands.run",
     "launcher.commands.sweep",

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.backends.local import resume
-from launcher.backends.warm import WarmProcess
+from launcher.backends.launch import resume
+from launcher.backends.local import ThisHost
 from launcher.errors import LaunchError
 from launcher.facts.processes import find_process
 from launcher.prepare import LaunchRequest
@@ -149,13 +149,13 @@ def test_a_peer_that_is_named_twice_starts_once(
 ) -> None:
     folder = make_folder(peers=2, results={0: None, 1: None})
     started: list[list[int]] = []
-    fork = WarmProcess.fork
+    fork = ThisHost.fork
 
-    def record(warm: WarmProcess, run: RunFolder, peers: list[int]) -> None:
+    def record(host: ThisHost, peers: list[int]) -> None:
         started.append(peers)
-        fork(warm, run, peers)
+        fork(host, peers)
 
-    monkeypatch.setattr(WarmProcess, "fork", record)
+    monkeypatch.setattr(ThisHost, "fork", record)
     replace_peers(fake_peers(["finishes", "finishes"]), monkeypatch)
     resume(folder, [0, 0], Console(file=io.StringIO()))
     assert started == [[0]]

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -24,13 +25,15 @@ from launcher.backends.follow import (
     follow,
     sigterm_notice,
 )
-from launcher.backends.warm import WarmProcess
+from launcher.backends.group import Event
+from launcher.backends.local import ThisHost
 from launcher.errors import LaunchError
 from launcher.facts.processes import find_process
+from launcher.facts.registration import Requests
 from launcher.facts.summary import summarize
 from launcher.views.print_summary import failure_lines
 from launcher.views.progress import LineProgress
-from p2pfl.errors import BodyTooLarge, WriteError
+from p2pfl.errors import AlreadyRunning, BodyTooLarge, WriteError
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 
@@ -43,6 +46,21 @@ def output(console: Console) -> str:
 ROUNDS = 3
 
 
+def follow_here(
+    folder: RunFolder,
+    environment: dict[str, str],
+    console: Console,
+    restart: Restart,
+    host: type[ThisHost] = ThisHost,
+) -> PeerProcesses:
+    """Follow all peers of ``folder``, which a warm process with this environment forks, to the end."""
+    with host(environment) as group:
+        group.start()
+        group._folder, group._plan, group._requests = folder, Mock(mps=False), Requests(folder.root)
+        with group.following(console.print):
+            return follow(folder, [files.peer for files in folder.peers()], ROUNDS, group, console, restart)
+
+
 @pytest.fixture
 def run_peers(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[RunFolder, PeerProcesses, str]]:
     """Follow fake peers with these behaviors to the end. Return also what the launcher printed, without progress."""
@@ -53,10 +71,9 @@ def run_peers(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[R
         folder = make_folder(peers=len(behaviors), results=dict.fromkeys(range(len(behaviors))))
         console = Console(file=io.StringIO(), width=300)
         other = threading.Thread(target=meanwhile, args=(folder,)) if meanwhile else None
-        with WarmProcess(fake_peers(behaviors)) as warm:
-            if other:
-                other.start()
-            processes = follow(folder, range(len(behaviors)), ROUNDS, warm, console, restart)
+        if other:
+            other.start()
+        processes = follow_here(folder, fake_peers(behaviors), console, restart)
         if other:
             other.join()
         # The number of progress lines depends on the machine's load.
@@ -170,12 +187,9 @@ def test_stop_ends_a_run_whose_peer_waits_for_its_address(
 
 def test_follows_peers_although_the_output_cannot_be_written(make_folder: MakeFolder, fake_peers: Any) -> None:
     folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
-    with (
-        open("/dev/full", "w", buffering=1) as full,
-        WarmProcess(fake_peers(["crashes, finishes", "finishes"])) as warm,
-    ):
+    with open("/dev/full", "w", buffering=1) as full:
         console = Console(file=full, width=80)
-        processes = follow(folder, range(2), ROUNDS, warm, console, "on-failure")
+        processes = follow_here(folder, fake_peers(["crashes, finishes", "finishes"]), console, "on-failure")
         with pytest.raises(OSError, match="No space left"):
             console.print("at the end, the error is seen")
         null = os.open(os.devnull, os.O_WRONLY)
@@ -274,16 +288,24 @@ def test_restarts_a_peer_after_the_death_of_the_warm_process(run_peers: Any, unt
     assert lines.count("starting another warm process") == 1
 
 
-def test_adopts_a_peer_whose_start_was_not_reported(make_folder: MakeFolder, make_process: Any) -> None:
-    """The warm process died between the fork and its report."""
-    folder = make_folder(peers=1, results={0: None})
-    process = make_process(folder, 0)
-    processes = PeerProcesses([0])
-    assert processes.update([], warm_exited=True) == [0]
-    assert processes.adopt(0, find_process(folder, 0))
-    assert processes.running == {0}
+def test_follows_a_peer_that_another_process_runs(
+    make_folder: MakeFolder, make_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warm process has died between the fork and its report, or a peer found that it was running already."""
+    folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
+    running = [make_process(folder, peer) for peer in range(2)]
+    group = ThisHost()
+    group._folder, group._process = folder, Mock()
+    group.fork([0, 1])
+    group._exited = True
+    exited = Event("exited", 1, code=AlreadyRunning.exit_code, error="already running")
+    monkeypatch.setattr(group, "_messages", lambda timeout: [exited])
+    processes = PeerProcesses(group)
+    processes.expect([0, 1])
+    assert processes.update(group.events(0.0)) == []
+    assert (processes.running, processes.exit_codes, processes.errors) == ({0, 1}, {}, {})
     processes.stop(kill=True)
-    assert process.wait(200) == -signal.SIGKILL
+    assert [process.wait(200) for process in running] == [-signal.SIGKILL] * 2
 
 
 @pytest.fixture
@@ -329,30 +351,35 @@ def test_ctrl_c_before_any_peer_started_kills_the_warm_process(
         interruptible()
         os.kill(os.getpid(), signal.SIGINT)
 
-    with WarmProcess(fake_peers(["waits"])) as warm:
-        # Suspended before it can fork, like a real one that is still importing.
-        os.kill(warm._process.pid, signal.SIGSTOP)
-        other = threading.Thread(target=press)
-        other.start()
-        processes = follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
-        other.join()
+    started: list[Any] = []
+
+    class Suspended(ThisHost):
+        def start(self) -> None:
+            super().start()
+            assert self._process is not None
+            os.kill(self._process.pid, signal.SIGSTOP)  # like a real one that is still importing
+            started.append(self._process)
+
+    other = threading.Thread(target=press)
+    other.start()
+    processes = follow_here(folder, fake_peers(["waits"]), Console(file=io.StringIO()), "on-failure", Suspended)
+    other.join()
     assert processes.started == set()
-    assert warm._process.returncode == -signal.SIGKILL
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert failure_lines(summarize(folder, processes.exit_codes)) == ["peer 0: never started"]
 
 
 def test_reports_the_output_of_a_dead_warm_process(make_folder: MakeFolder, fake_peers: Any) -> None:
     folder = make_folder(peers=1, results={0: None})
-    with (
-        WarmProcess(fake_peers("dies at once")) as warm,
-        pytest.raises(LaunchError, match="no torch here"),
-    ):
-        follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
+    with pytest.raises(LaunchError, match="no torch here"):
+        follow_here(folder, fake_peers("dies at once"), Console(file=io.StringIO()), "on-failure")
     assert (folder.root / "warm.log").read_text() == "no torch here\n"
 
 
 def test_kills_an_unused_warm_process(fake_peers: Any) -> None:
-    warm = WarmProcess(fake_peers(["waits"]))
-    with pytest.raises(KeyboardInterrupt), warm:
-        raise KeyboardInterrupt
-    assert warm._process.returncode == -signal.SIGKILL
+    host = ThisHost(fake_peers(["waits"]))
+    host.__enter__()
+    host.start()
+    host.__exit__(KeyboardInterrupt)
+    assert host._process is not None
+    assert host._process.returncode == -signal.SIGKILL

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from launcher.backends.local import resume
+from launcher.backends.launch import resume
 from launcher.errors import LaunchError
 from launcher.facts.runs import find_runs
 from p2pfl.errors import RunFolderError

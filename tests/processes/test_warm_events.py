@@ -10,43 +10,48 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.backends.warm import WarmProcess
+from launcher.backends.local import ThisHost
 from tests.launcher_fixtures import MakeFolder, replace_peers
 
 
 def test_parses_events_that_arrive_in_pieces(fake_peers: Any) -> None:
-    with WarmProcess(fake_peers(["waits"])) as warm:
-        warm._pending = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[:10]
+    with ThisHost(fake_peers(["waits"])) as host:
+        host.start()
+        assert host._process is not None
+        host._pending = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[:10]
         rest = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[10:]
         read, write = os.pipe()
         os.write(write, rest + b'\n{"event": "ready"}\n{"ev')
         os.close(write)
-        real, warm._process.stdout = warm._process.stdout, os.fdopen(read, "rb", buffering=0)
+        real, host._process.stdout = host._process.stdout, os.fdopen(read, "rb", buffering=0)
         try:
-            events = warm.events(1)
+            events = host._messages(1)
         finally:
-            warm._process.stdout.close()
-            warm._process.stdout = real
+            host._process.stdout.close()
+            host._process.stdout = real
     assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
 
 
 def test_events_of_a_dead_warm_process_are_read_before_its_end_counts(
     make_folder: MakeFolder, fake_peers: Any
 ) -> None:
-    with WarmProcess(fake_peers(["waits"])) as warm:
-        warm._process.kill()
-        warm._process.wait()
+    with ThisHost(fake_peers(["waits"])) as host:
+        host.start()
+        assert host._process is not None
+        host._process.kill()
+        host._process.wait()
         read, write = os.pipe()
         os.write(write, json.dumps({"event": "exited", "peer": 4, "code": 3}).encode() + b"\n")
         os.close(write)
-        assert warm._process.stdout is not None
-        warm._process.stdout.close()
-        warm._process.stdout = os.fdopen(read, "rb", buffering=0)
-        warm.fork(make_folder(), [0])
-        assert [(event.peer, event.code) for event in warm.events(1)] == [(4, 3)]
-        assert not warm.exited
-        assert warm.events(1) == []
-        assert warm.exited
+        assert host._process.stdout is not None
+        host._process.stdout.close()
+        host._process.stdout = os.fdopen(read, "rb", buffering=0)
+        host._folder = make_folder()
+        host.fork([0])
+        assert [(event.peer, event.code) for event in host._messages(1)] == [(4, 3)]
+        assert not host._exited
+        assert host._messages(1) == []
+        assert host._exited
 
 
 def test_does_not_wait_for_the_peers_of_a_forked_warm_process(
@@ -55,15 +60,17 @@ def test_does_not_wait_for_the_peers_of_a_forked_warm_process(
     """They outlive it, and hold nothing open that others wait for."""
     replace_peers(fake_peers(["waits"]), monkeypatch)
     read, write = os.pipe()
-    warm, _ = WarmProcess.after(lambda: None)
-    os.close(write)
-    with warm, os.fdopen(read, "rb") as pipe:
-        warm.fork(make_folder(peers=1, results={0: None}), [0])
-        while not (started := [event.pid for event in warm.events(1) if event.event == "started"]):
+    with ThisHost() as host, os.fdopen(read, "rb") as pipe:
+        host.prepare(lambda: None)
+        os.close(write)
+        host._folder = make_folder(peers=1, results={0: None})
+        host.fork([0])
+        while not (started := [event.pid for event in host.events(1) if event.event == "started"]):
             pass
         try:
-            warm._process.kill()
-            assert warm._process.wait(100) == -signal.SIGKILL
+            assert host._process is not None
+            host._process.kill()
+            assert host._process.wait(100) == -signal.SIGKILL
             assert pipe.read() == b""
             assert psutil.Process(started[0]).is_running()
         finally:

@@ -1,14 +1,14 @@
 """Write the manifests of a run for Kubernetes 1.28 or later: one pod per peer.
 
     ConfigMap NAME           the run file and the files it names
-    Secret NAME-keys         all keys; each peer's containers see only its own private key
-    Service NAME             headless: peer 3 is NAME-3.NAME, whatever its pod's address
+    Secret NAME-keys         all keys; the containers of a peer see only its private key
+    Service NAME             headless: peer 3 is NAME-3.NAME, also if the address of its pod changes
     StatefulSet NAME         the peers: pod NAME-3 with volume run-NAME-3 is peer 3
     NetworkPolicy NAME       peers reach each other and the cluster's DNS, and nothing else
     PodDisruptionBudget NAME evictions take one peer at a time
     Job NAME-data            downloads and decodes the dataset into a shared volume, if the dataset has files
 
-A StatefulSet and not an indexed Job: only a StatefulSet gives each index its own volume, so that a pod that is
+A StatefulSet and not an indexed Job: only a StatefulSet gives each index a volume, so that a pod that is
 deleted or moved finds its checkpoint, and ``kubectl rollout restart`` applies to it. It restarts pods that end, so a
 finished peer stays as a small process (``--stay``), which also keeps its files readable through `kubectl exec`.
 """
@@ -30,9 +30,11 @@ from launcher.backends.container_files import (
     KEYS,
     PORT,
     RUN,
+    decode_command,
     environment,
     files_of_run,
     reads_dataset_files,
+    set_options,
 )
 from launcher.backends.kubernetes.manifest_files import Manifest, dump
 from launcher.errors import ManifestError
@@ -135,7 +137,7 @@ class _Writer:
         self.name = name
         self.variables = variables
         root = run.file.data.root
-        self.sets = [f"--set={item}" for item in (*settings.sets, *([f"data.root={FILES}"] if root else []))]
+        self.sets = set_options(run, settings.sets)
         self.reads_files = reads_dataset_files(run)
         self.downloads = self.reads_files and settings.data_claim is None
         if self.downloads and (root is not None or not run.file.data.download):
@@ -391,8 +393,7 @@ class _Writer:
 
     def _decode(self, name: str, mounts: Sequence[Manifest]) -> Manifest:
         """Return a container that decodes the dataset, or fails if it is incomplete and the volume read-only."""
-        command = ["p2pfl", "data", "show", self.variables["P2PFL_FILE"], *map(_literal, self.sets)]
-        command.append("--set=transport={}")
+        command = decode_command(self.variables["P2PFL_FILE"], map(_literal, self.sets))
         variables = [{"name": key, "value": _literal(value)} for key, value in self.variables.items()]
         return self._container(name, [*self.mounts[1], *mounts], command=command, env=variables)
 

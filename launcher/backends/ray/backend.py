@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from launcher.backends.hosts import BackendOptions, Host, HostStream
+from launcher.backends.hosts import BackendOptions, Host, HostStream, last_lines
 from launcher.backends.ray.plan import ENVIRONMENT, WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
 from launcher.child import in_child
 from launcher.descriptors import memory_file
@@ -105,9 +105,7 @@ class Driver:
         return self._socket
 
     def output(self) -> str:
-        text = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return "; ".join(lines[-3:]) or "(no output)"
+        return last_lines(self._errors) or "(no output)"
 
     def close(self, timeout: float = 10.0) -> None:
         """End the process; kill it after ``timeout`` seconds."""

@@ -223,7 +223,7 @@ class Driver:
         """Reserve the bundles, unless that was done before, and set up the runtime environment on their nodes.
 
         Args:
-            wait: seconds until they must be there.
+            wait: seconds until they must be reserved.
             pinned: addresses of the nodes to use, if possible.
             setup_limit: seconds until the runtime environment must be set up.
         """
@@ -305,7 +305,7 @@ class Driver:
     # ---- actors ----------------------------------------------------------------------------------------------
 
     def actor(self, bundle: int, *, movable: bool) -> Any:
-        """Return the actor of a host: the one that runs, or a new one, on another node if the host's has died."""
+        """Return the running actor of a host, or a new actor; on another node if the host's node has died."""
         name = f"host-{bundle}"
         with suppress(ValueError):
             actor = ray.get_actor(name)
@@ -335,7 +335,7 @@ class Driver:
                 self._pause.wait(RETRY)
 
     def _usable(self, bundle: int, *, movable: bool) -> int:
-        """Wait until the bundle is on a node that is alive. If Ray finds none, return one that fewest hosts use."""
+        """Wait until the bundle is on a node that is alive. If Ray finds none, return the least used one."""
         end = monotonic() + MOVE
         while not self._is_alive(self._node(bundle)):
             if monotonic() > end:
@@ -396,7 +396,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return the line of an error of Ray that says most."""
+    """Return the most informative line of an error of Ray."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [
         line for line in lines if line.startswith(("The actor died", "ModuleNotFoundError", "Version mismatch"))

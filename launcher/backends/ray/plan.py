@@ -20,7 +20,7 @@ from p2pfl import PeerId
 WAIT = 60.0
 """Seconds until the resources that were free a moment ago must be reserved."""
 SETUP = 600.0
-"""Seconds that a node may take to set up a runtime environment, as in Ray, if that says nothing else."""
+"""Seconds that a node may take to set up a runtime environment, unless that sets another limit; Ray's default."""
 ENVIRONMENT = "runtime environment"
 MARGIN = 1e-9
 """Sums of fractions may miss whole numbers by this much."""
@@ -39,7 +39,7 @@ class RayOptions:
         cpus: CPUs per peer, e.g. 0.25; default: what is free, and at most one per peer and thread.
         gpus: fraction of a GPU per peer, e.g. 0.25, or whole GPUs.
         memory: bytes per peer, e.g. 500MB.
-        wait: seconds to wait for resources that are not there yet, e.g. of an autoscaler.
+        wait: seconds to wait for resources, e.g. of an autoscaler.
         runtime_env: YAML file with a runtime environment of Ray, for what plug-ins import.
     """
 
@@ -153,7 +153,7 @@ class Bundle:
     """What one node gives to the run.
 
     Attributes:
-        peers: those that run there.
+        peers: the peers on the node.
         resources: what is reserved for all of them.
         slots: peers that compute at the same time; None: as the run file says.
     """
@@ -181,7 +181,7 @@ def plan(demand: Demand, options: RayOptions, nodes: Sequence[Node]) -> list[Bun
     """Divide the peers among nodes in proportion to their room, in blocks of consecutive ids.
 
     Raises:
-        LaunchError: they do not fit. It says what they ask for, and what each node has.
+        LaunchError: they do not fit; with the demand, and the resources of each node.
     """
     rooms = sorted(((_room(node, options, demand.peers), node) for node in nodes), key=lambda pair: -pair[0][1])
     rooms = [(room, node) for room, node in rooms if room[0] > 0]
@@ -251,7 +251,7 @@ def _bundle(peers: range, demand: Demand, options: RayOptions, node: Node) -> Bu
 
 
 def _too_little(demand: Demand, options: RayOptions, nodes: Sequence[Node], why: str = "") -> str:
-    """Compare what is asked for with what is there."""
+    """Return an error text that compares the demand with the resources of the nodes."""
     cpus = 1.0 if options.cpus is None and not options.gpus else options.cpus or 0.0
     each = {"CPU": cpus, "GPU": options.gpus, "memory": float(options.memory)}
     per = "node" if options.cpus is None and not (options.gpus or options.memory) else "peer"

@@ -1,6 +1,6 @@
 """``p2pfl launch FILE --backend slurm``: the nodes of one Slurm allocation, one step (``srun``) each.
 
-Inside ``salloc`` or a batch job, the nodes are those of the allocation; peers are spread by the CPUs granted on each.
+Inside ``salloc`` or a batch job, all nodes of the allocation take part; peers are spread by the CPUs granted on each.
 ``--sbatch`` prints a batch script instead (scripts.py). Only the GPUs that Slurm has granted are used: each step sees
 them in its CUDA_VISIBLE_DEVICES, and none if the job has none.
 
@@ -114,7 +114,7 @@ def cpus_per_node(text: str, nodes: int, total: str) -> list[int]:
 
     Args:
         text: SLURM_JOB_CPUS_PER_NODE, e.g. ``4(x2),8``; empty outside of the job.
-        total: NumCPUs of the job, which is divided evenly if ``text`` does not tell.
+        total: NumCPUs of the job, which is divided evenly if ``text`` is empty or does not match.
     """
     found: list[int] = []
     for part in filter(None, text.split(",")):

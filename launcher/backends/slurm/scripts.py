@@ -93,7 +93,7 @@ def batch_script(name: str, out: Path, arguments: Sequence[str], resume: Sequenc
     Args:
         name: of the run.
         out: folder of its run folder.
-        arguments: those of `p2pfl launch`.
+        arguments: the arguments of `p2pfl launch`.
         resume: options of `p2pfl resume`, which the next starts use.
     """
     script = SCRIPT.format(

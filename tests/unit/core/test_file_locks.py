@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import local
+from launcher.backends.launch import resume
 from launcher.errors import SweepError
 from launcher.facts.sweep_folder import Sweep, SweepFolder, SweepRun
 from launcher.prepare import LaunchRequest
@@ -102,7 +102,7 @@ def test_a_run_folder_that_was_moved_there_is_not_resumed(make_run: Any, prepare
     run: Run = make_run()
     folder: RunFolder = prepare(tmp_path / "run", run)
     with pytest.raises(UnsuitableFileSystem, match=f"{folder.root}: cannot be locked: .*{REMEDY}"):
-        local.resume(folder, (), console=None)  # type: ignore[arg-type]
+        resume(folder, (), console=None)  # type: ignore[arg-type]
     with pytest.raises(UnsuitableFileSystem, match=r"run/peers/00/peer\.log: cannot be locked"):
         simulate(run, folder)
 

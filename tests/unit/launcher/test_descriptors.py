@@ -119,12 +119,11 @@ for name in ("memfd_create", "pidfd_open"):
     elif sys.argv[1] == "refused":
         setattr(os, name, refuse)
 
-from launcher.backends.warm import WarmProcess
+from launcher.backends.local import ThisHost
 
-warm, answer = WarmProcess.after(lambda: 41 + 1)
-with warm:
-    print(answer, [event.event for event in warm.events(60)])
-print(warm.outcome)
+with ThisHost() as host:
+    print(host.prepare(lambda: 41 + 1), [event.event for event in host.events(60)])
+print(host._outcome)
 """
 """In a process without the threads of the tests', which a fork would not have."""
 

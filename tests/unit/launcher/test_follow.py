@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 
-import psutil
-
 from launcher.backends.follow import MAX_FAILURES, PeerProcesses, Recoveries, RestartPolicy
-from launcher.backends.warm import Event
-from p2pfl.errors import AlreadyRunning
+from launcher.backends.group import Event
+from launcher.backends.local import ThisHost
 from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import MakeFolder
 
@@ -17,31 +15,29 @@ def started(peer: int) -> Event:
     return Event("started", peer, os.getpid())
 
 
+def following(peers: list[int]) -> PeerProcesses:
+    processes = PeerProcesses(ThisHost())
+    processes.expect(peers)
+    return processes
+
+
 def test_the_status_of_an_earlier_process_is_stale_until_the_new_one_has_written() -> None:
-    processes = PeerProcesses([0])
+    processes = following([0])
     mine, earlier = Status(0, os.getpid(), "stopped"), Status(0, 1, "stopped")
     assert processes.is_stale(mine)  # nothing has started yet
-    processes.update([started(0)], False)
+    processes.update([started(0)])
     assert processes.is_stale(earlier)
     assert not processes.is_stale(mine)
     assert not processes.is_stale(Status(1, 1, "training"))  # this launcher does not start it
 
 
 def test_a_restarted_peer_starts_anew() -> None:
-    processes = PeerProcesses([0])
-    processes.update([started(0)], False)
+    processes = following([0])
+    processes.update([started(0)])
     processes.expect([0])
     assert processes.is_stale(Status(0, os.getpid(), "training"))
-    processes.adopt(0, psutil.Process())
+    processes.update([started(0)])
     assert not processes.is_stale(Status(0, os.getpid(), "training"))
-
-
-def test_a_peer_that_was_adopted_has_not_ended() -> None:
-    """The exit code and error were of the process that found it running."""
-    processes = PeerProcesses([0])
-    processes.update([started(0), Event("exited", 0, code=AlreadyRunning.exit_code, error="already running")], False)
-    processes.adopt(0, psutil.Process())
-    assert (processes.running, processes.exit_codes, processes.errors) == ({0}, {}, {})
 
 
 def test_restart_always_has_no_limit(make_folder: MakeFolder) -> None:
@@ -52,9 +48,9 @@ def test_restart_always_has_no_limit(make_folder: MakeFolder) -> None:
 
 
 def test_a_peer_has_recovered_when_it_has_completed_a_round_since(make_folder: MakeFolder) -> None:
-    folder, processes = make_folder(peers=2), PeerProcesses([0, 1])
+    folder, processes = make_folder(peers=2), following([0, 1])
     recoveries = Recoveries(folder, processes)
-    processes.update([started(0), started(1)], False)
+    processes.update([started(0), started(1)])
     recoveries.expect([1])
     for phase, done, expected in (
         ("starting", 7, []),

@@ -15,11 +15,17 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from launcher.backends import hosts, multi_host, remote_processes
+from launcher.backends import hosts, several_hosts
+from launcher.backends import refresh as refreshing
+from launcher.backends import stop as stopping
 from launcher.backends.follow import RestartPolicy
+from launcher.backends.group import Plan
 from launcher.backends.hosts import Host, HostStream
-from launcher.backends.remote_processes import Remote
+from launcher.backends.launch import resume
+from launcher.backends.refresh import refresh
+from launcher.backends.several_hosts import SeveralHosts
 from launcher.backends.slurm import backend as slurm
+from launcher.backends.stop import Stop, stop_on_hosts
 from launcher.errors import HostsGone, LaunchError
 from launcher.facts import host_state, registration
 from launcher.facts.host_state import HostState, ask
@@ -35,7 +41,7 @@ ELSEWHERE = "another-host"
 
 
 def stop_peers(folder: RunFolder) -> None:
-    multi_host.stop(folder, kill=False, timeout=1.0)
+    stop_on_hosts(folder, kill=False, timeout=1.0)
 
 
 class Group:
@@ -43,20 +49,21 @@ class Group:
 
     running: ClassVar = {0: 4711}
 
-    def fork(self, folder: RunFolder, peers: Sequence[int]) -> None:
-        raise AssertionError
-
-    def declare_dead(self, folder: RunFolder, peer: int) -> None:
-        raise AssertionError
-
-    def cancel(self) -> None:
-        raise AssertionError
-
     def host_of(self, peer: int) -> str:
         return "beta"
 
     def events(self, timeout: float) -> list[Any]:
         return []
+
+    def notices(self) -> list[str]:
+        return []
+
+
+def following(folder: RunFolder, requests: Requests) -> SeveralHosts:
+    """Return hosts that are connected and have opened the run."""
+    found = SeveralHosts("fixed", Fixed())
+    found._group, found._folder, found._requests = Group(), folder, requests  # type: ignore[assignment]
+    return found
 
 
 def running_elsewhere(make_folder: MakeFolder) -> RunFolder:
@@ -85,9 +92,9 @@ def test_the_launcher_is_told_to_stop_or_kill_by_a_command_on_another_host(
     folder = make_folder(peers=1, results={0: None})
     signals: list[int] = []
     monkeypatch.setattr("os.kill", lambda pid, number: signals.append(number))
-    monkeypatch.setattr(remote_processes, "REQUEST_INTERVAL", 0.0)
+    monkeypatch.setattr(several_hosts, "REQUEST_INTERVAL", 0.0)
     monkeypatch.setattr("socket.gethostname", lambda: ELSEWHERE)  # so that no process is looked for
-    remote = Remote(Group(), folder, Requests(folder.root))  # type: ignore[arg-type]
+    remote = following(folder, Requests(folder.root))
     remote.events(0.0)
     answered: list[bool] = []
     for request, expected in (("answer", []), ("kill", [signal.SIGTERM, signal.SIGINT])):
@@ -97,7 +104,7 @@ def test_the_launcher_is_told_to_stop_or_kill_by_a_command_on_another_host(
             remote.events(0.0)
         assert signals == expected
     assert answered == [True, True]
-    remote.write_state(0)
+    remote._write_state(0)
     assert not ask(folder.root, "stop"), "nobody follows the run any more"
 
 
@@ -105,7 +112,7 @@ def test_a_full_disk_here_is_noted_once_and_the_state_is_written_later(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(peers=1, results={0: None})
-    remote = Remote(Group(), folder, Requests(folder.root))  # type: ignore[arg-type]
+    remote = following(folder, Requests(folder.root))
 
     def full(path: Path, value: object) -> None:
         raise WriteError(path, OSError(errno.ENOSPC, "No space left on device"))
@@ -114,15 +121,15 @@ def test_a_full_disk_here_is_noted_once_and_the_state_is_written_later(
         patched.setattr(host_state, "write_json", full)
         for _ in range(2):
             remote.events(0.0)
-        remote.write_state(0)
-    (line,) = remote.failures()
+        remote._write_state(0)
+    (line,) = remote.notices()
     assert "hosts.json: cannot be written: No space left on device" in line
     assert HostState.read(folder.root) is None
     remote.events(0.0)
     state = HostState.read(folder.root)
     assert state is not None
     assert state.running == {0: "beta"}
-    assert remote.failures() == []
+    assert remote.notices() == []
 
 
 def test_a_launcher_answers_what_it_was_asked_while_it_was_starting(
@@ -140,7 +147,7 @@ def test_a_launcher_answers_what_it_was_asked_while_it_was_starting(
         asking = threading.Thread(target=lambda: answered.append(ask(folder.root, "answer", timeout=0.0)))
         asking.start()
         until(lambda: (folder.root / REQUESTS).read_text() == "answer\n")
-    Remote(Group(), folder, requests).events(0.0)  # type: ignore[arg-type]
+    following(folder, requests).events(0.0)
     asking.join()
     assert answered == [True]
 
@@ -170,14 +177,14 @@ def test_stop_is_refused_by_no_launcher_that_is_dead_and_resume_by_one_that_live
     folder = running_elsewhere(make_folder)
     monkeypatch.setattr(host_state, "ask", lambda root, request: True)
     with pytest.raises(LaunchError, match=r"followed by another launcher \(process 4711 on host another-host\)"):
-        multi_host.resume(folder, (), None)  # type: ignore[arg-type]
-    monkeypatch.setattr(multi_host, "ask", lambda root, request: False)
+        SeveralHosts.of(folder, "never")
+    monkeypatch.setattr(stopping, "ask", lambda root, request: False)
 
     def gone(folder: RunFolder) -> None:
         raise HostsGone("Slurm job 7 is TIMEOUT")
 
-    monkeypatch.setattr(multi_host, "_look", gone)
-    assert multi_host.stop(folder, kill=True, timeout=1.0) == []
+    monkeypatch.setattr(stopping, "look", gone)
+    assert stop_on_hosts(folder, kill=True, timeout=1.0) == []
     assert outcome(folder.peer(0)) == "died"
 
 
@@ -194,11 +201,11 @@ def test_stop_says_that_a_launcher_on_another_host_may_still_be_starting(
         HostState().write(root)
         return True
 
-    monkeypatch.setattr(multi_host, "ask", answer)
-    assert multi_host.stop(folder, kill=False, timeout=1.0) == [(0, "never started"), (1, "never started")]
+    monkeypatch.setattr(stopping, "ask", answer)
+    assert stop_on_hosts(folder, kill=False, timeout=1.0) == [Stop(0, "never started"), Stop(1, "never started")]
 
 
-@pytest.mark.parametrize("look", [multi_host.refresh, stop_peers])
+@pytest.mark.parametrize("look", [refresh, stop_peers])
 def test_a_look_does_not_hide_a_launcher_that_has_begun_meanwhile(
     look: Any, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +217,8 @@ def test_a_look_does_not_hide_a_launcher_that_has_begun_meanwhile(
         begun.write(folder.root)
         raise HostsGone("Slurm job 7 is TIMEOUT")
 
-    monkeypatch.setattr(multi_host, "_look", gone)
+    for module in (refreshing, stopping):
+        monkeypatch.setattr(module, "look", gone)
     look(folder)
     assert HostState.read(folder.root) == begun
 
@@ -290,21 +298,21 @@ def test_a_resume_that_fails_does_not_change_where_the_run_is(
         raise LaunchError("stop here")
 
     monkeypatch.setattr(hosts, "restore", restore)
-    monkeypatch.setattr(multi_host, "in_child", check)
+    monkeypatch.setattr(several_hosts, "in_child", check)
     with pytest.raises(LaunchError, match="stop here"):
-        multi_host.resume(folder, (), None)  # type: ignore[arg-type]
+        resume(folder, (), None)  # type: ignore[arg-type]
     assert order == ["restore", "check the run file"], "no host is started for a run file with mistakes"
-    monkeypatch.setattr(multi_host, "in_child", lambda function: settings())
-    monkeypatch.setattr(multi_host, "_this_version", dict)
+    monkeypatch.setattr(several_hosts, "in_child", lambda function: (plan(), [0, 1]))
+    monkeypatch.setattr(several_hosts, "this_version", dict)
     with pytest.raises(LaunchError, match="host gamma: unreachable"):
-        multi_host.resume(folder, (), None)  # type: ignore[arg-type]
+        resume(folder, (), None)  # type: ignore[arg-type]
     assert folder.info == before
 
 
-def settings() -> multi_host.Settings:
-    return multi_host.Settings(
+def plan() -> Plan:
+    return Plan(
         peers=2, rounds=3, neighbors=((1,), (0,)), bind="127.0.0.1", port=None, has_addresses=False, keys=None,
-        insecure=True, copied=False, slots=None, threads=1,
+        insecure=True, copied=False, slots=None, threads=1, mps=False, peers_per_gpu=None,
     )  # fmt: skip
 
 

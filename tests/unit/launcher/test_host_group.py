@@ -19,15 +19,14 @@ from typing import Any
 import pytest
 
 from launcher.backends import host_group, mirror
+from launcher.backends.follow import PeerProcesses
+from launcher.backends.group import Event
 from launcher.backends.host_connection import PROTOCOL, Files
 from launcher.backends.host_group import HostGroup
 from launcher.backends.hosts import Host, HostStream
-from launcher.backends.remote_processes import RemoteProcesses
-from launcher.backends.warm import Event
 from launcher.errors import LaunchError
 from launcher.facts.processes import HOST_LOST
 from p2pfl.errors import WriteError
-from p2pfl.run_folder.folder import RunFolder
 from peers.host import BEAT, HostProcess
 from tests.launcher_fixtures import MakeFolder
 
@@ -57,7 +56,7 @@ class ScriptedBackend:
 
 
 @pytest.fixture
-def opened(make_folder: MakeFolder) -> Iterator[tuple[ScriptedBackend, HostGroup, RunFolder]]:
+def opened(make_folder: MakeFolder) -> Iterator[tuple[ScriptedBackend, HostGroup]]:
     """A group whose host has opened the run folder of two peers, and loads the run."""
     folder = make_folder(peers=2, results={0: None, 1: None})
     backend = ScriptedBackend()
@@ -66,7 +65,7 @@ def opened(make_folder: MakeFolder) -> Iterator[tuple[ScriptedBackend, HostGroup
         backend.say(event="opened", shared=False, folder="/run", running={}, new=[])
         files = Files(folder, "token", {}, {}, lambda *given: [], lambda host: 0, [[1], [0]])
         group.open(hosts, files, probe=False, load=False)
-        yield backend, group, folder
+        yield backend, group
         backend.close()  # the host process ends
 
 
@@ -121,7 +120,7 @@ def test_a_host_is_sent_addresses_once_it_has_opened_the_run(make_folder: MakeFo
             backend.tell(host, **opened)
         files = Files(folder, "token", {}, {}, lambda *given: [], lambda host: 0, [[1], [0]])
         group.open(hosts, files, probe=False, load=False)
-        group.fork(folder, [1])
+        group.fork([1])
         backend.streams["beta"].close()  # its process ends; the next one takes its time
         until(group, lambda events: "beta" in " ".join(group.notices()))
         backend.streams["beta"] = backend.streams["alpha"]
@@ -138,8 +137,8 @@ def test_a_host_is_sent_addresses_once_it_has_opened_the_run(make_folder: MakeFo
 
 
 def test_requests_that_no_host_has_got_can_be_withdrawn(opened: Any) -> None:
-    _, group, folder = opened
-    group.fork(folder, [0, 1])
+    _, group = opened
+    group.fork([0, 1])
     group.cancel()
     assert group.events(0.0) == [Event("vanished", 0), Event("vanished", 1)]
 
@@ -155,8 +154,8 @@ def test_requests_that_no_host_has_got_can_be_withdrawn(opened: Any) -> None:
 def test_a_host_that_sends_what_it_must_not_is_given_up_by_name(
     opened: Any, event: dict[str, Any], reason: str
 ) -> None:
-    backend, group, folder = opened
-    group.fork(folder, [0])
+    backend, group = opened
+    group.fork([0])
     backend.say(**event)
     events = until(group, lambda events: any(event.event == "exited" for event in events))
     assert [(event.peer, event.error) for event in events] == [(0, "host alpha is lost")]
@@ -164,7 +163,7 @@ def test_a_host_that_sends_what_it_must_not_is_given_up_by_name(
 
 
 def test_a_full_disk_here_does_not_end_the_peers_there(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, group, _ = opened
+    backend, group = opened
 
     def full(self: object, event: object) -> None:
         raise WriteError(Path("peer.log"), OSError(28, "No space left on device"))
@@ -180,7 +179,7 @@ def test_a_full_disk_here_does_not_end_the_peers_there(opened: Any, monkeypatch:
 
 
 def test_what_a_host_could_not_write_becomes_a_notice(opened: Any) -> None:
-    backend, group, _ = opened
+    backend, group = opened
     backend.say(event="notice", text="address 3: No space left on device\x1b[2J; trying again")
     backend.say(event="started", peer=0, pid=4711)
     assert until(group, bool) == [Event("started", 0, pid=4711)]
@@ -190,7 +189,7 @@ def test_what_a_host_could_not_write_becomes_a_notice(opened: Any) -> None:
 
 
 def test_a_host_that_does_not_send_its_files_in_time_is_named(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, group, _ = opened
+    _, group = opened
     monkeypatch.setattr(host_group, "SYNC_TIMEOUT", 0.0)
     with pytest.raises(LaunchError, match="hosts alpha: no answer within 0 s"):
         group.sync()
@@ -199,7 +198,7 @@ def test_a_host_that_does_not_send_its_files_in_time_is_named(opened: Any, monke
 def test_a_host_whose_process_keeps_ending_is_started_ever_more_rarely(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend, group, folder = opened
+    backend, group = opened
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     starts: list[float] = []
@@ -210,7 +209,7 @@ def test_a_host_whose_process_keeps_ending_is_started_ever_more_rarely(
 
     monkeypatch.setattr(backend, "start", start)
     monkeypatch.setattr(group, "_keep_trying", True)
-    group.fork(folder, [0])
+    group.fork([0])
     backend.theirs.close()
     events: list[Event] = []
     while now[0] < 1400.0:
@@ -228,7 +227,7 @@ def test_a_host_whose_process_keeps_ending_is_started_ever_more_rarely(
 
 def test_a_host_whose_process_hangs_at_its_start_is_lost(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt takes longer than a host must have been ready for its failures to be forgotten."""
-    backend, group, folder = opened
+    backend, group = opened
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     starts: list[socket.socket] = []
@@ -240,7 +239,7 @@ def test_a_host_whose_process_hangs_at_its_start_is_lost(opened: Any, monkeypatc
         return HostStream(descriptor, descriptor, lambda: "it has ended")
 
     monkeypatch.setattr(backend, "start", start)
-    group.fork(folder, [0])
+    group.fork([0])
     backend.theirs.close()
     events: list[Event] = []
     while not events and now[0] < 5000.0:
@@ -298,15 +297,15 @@ def test_to_end_a_silent_host_takes_no_other_with_it(
 def test_a_signal_is_sent_again_to_a_peer_whose_host_has_come_back(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, group, _ = opened
+    _, group = opened
     sent: list[tuple[list[int], int]] = []
     monkeypatch.setattr(group, "signal", lambda peers, number: sent.append((sorted(peers), number)))
-    processes = RemoteProcesses([0, 1], group)
-    processes.update([Event("started", 0, pid=10), Event("started", 1, pid=11)], False)
+    processes = PeerProcesses(group)
+    processes.update([Event("started", 0, pid=10), Event("started", 1, pid=11)])
     processes.stop(kill=False)
     processes.stop(kill=False)
     assert sent == [([0, 1], signal.SIGTERM), ([], signal.SIGTERM)]
-    processes.update([Event("started", 1, pid=11)], False)  # its host was not connected when the signal was sent
+    processes.update([Event("started", 1, pid=11)])  # its host was not connected when the signal was sent
     processes.stop(kill=False)
     assert sent[2:] == [([1], signal.SIGTERM)]
 
@@ -328,8 +327,8 @@ def test_hosts_can_be_probed_by_both_versions_of_ip(address: str, monkeypatch: p
 
 
 def test_a_host_that_never_loads_the_run_is_ended(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, group, folder = opened
-    group.fork(folder, [0])
+    _, group = opened
+    group.fork([0])
     monkeypatch.setattr(host_group, "LOAD_TIMEOUT", 0.0)
     group.events(0.0)
     assert "opened, and no answer within 0 s" in " ".join(group.notices())

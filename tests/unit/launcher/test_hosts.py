@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import multi_host
+from launcher.backends import stop as stopping
+from launcher.backends.group import Plan
+from launcher.backends.host_files import files_of
 from launcher.backends.hosts import Host, HostStream, place, ready, stream_of
 from launcher.backends.mirror import Mirror
 from launcher.backends.slurm.backend import cpus_per_node, has_gpu
@@ -140,7 +142,7 @@ def test_times_of_a_status_are_those_of_this_hosts_clock(make_folder: MakeFolder
 )
 def test_a_host_can_write_only_small_files_of_its_peers(path: str, make_folder: MakeFolder) -> None:
     folder = make_folder(peers=2)
-    with pytest.raises(LaunchError, match="a file that is none of its peers'"):
+    with pytest.raises(LaunchError, match="a file that belongs to none of its peers"):
         Mirror(folder, [1]).write(file_event(path, b"x"))
 
 
@@ -194,13 +196,13 @@ def test_stop_of_a_starting_launcher_kills_peers_only_if_asked_to(
         return True
 
     monkeypatch.setattr(HostState, "process", lambda self, root: launcher if self.launcher else None)
-    monkeypatch.setattr(multi_host, "ask", ask)
+    monkeypatch.setattr(stopping, "ask", ask)
     HostState(1, answered=-1).write(folder.root)
-    stopped = multi_host.stop(folder, kill=kill, timeout=0.2)
+    stopped = stopping.stop_on_hosts(folder, kill=kill, timeout=0.2)
     assert launcher.signals == [signal.SIGINT]
     assert asked == ["kill"] * kill
-    assert [peer for peer, _ in stopped] == [0]
-    assert (stopped[0][1] is None) == (not kill)
+    assert [each.peer for each in stopped] == [0]
+    assert (stopped[0].ended is None) == (not kill)
 
 
 @pytest.mark.parametrize(("phase", "expected"), [("stopped", "stopped"), ("training", "failed: host beta is lost")])
@@ -218,9 +220,9 @@ def test_hosts_get_only_what_a_run_needs(make_folder: MakeFolder, make_run: Any)
     for name in ("plugins/mine/method.py", "files/a.npz", "tracking/wandb/x", "tensorboard/y", "warm.log", "z.html"):
         (folder.root / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.root / name).write_bytes(name.encode())
-    settings = dataclasses.replace(multi_host.Settings.of(make_run()), insecure=True)
+    plan = dataclasses.replace(Plan.of(make_run()), insecure=True)
     host = Host("beta", peers=(0, 1))
-    common = multi_host._files(folder, settings, [host], {"beta": "192.0.2.1"}).common
+    common = files_of(folder, plan, [host], {"beta": "192.0.2.1"}).common
     assert set(common) == {"run.yaml", "run.json", "plugins/mine/method.py", "files/a.npz"}
     assert common["files/a.npz"] == (b"files/a.npz", 0o644)
 

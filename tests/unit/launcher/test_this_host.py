@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.backends.this_host import remote_peers
+from launcher.backends.checks import remote_peers
 from p2pfl.run_file.addresses import AddressBook
 
 NUMBERS = {"alpha": ["192.0.2.9", "127.0.0.5"], "beta": ["192.0.2.9"], "gamma": ["fd00::77"]}
