@@ -18,7 +18,7 @@ from benchmarks.claims.paper_size import TOPOLOGIES, tree_of
 from benchmarks.claims.statistics import Interval
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import planned
-from tests.claims_fixtures import ALL, ONE, OTHER, TREE, claim, record
+from tests.claims_fixtures import ALL, ONE, OTHER, TREE, claim, project_store, record
 
 # ---- the ledger --------------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def test_every_table_and_figure_has_a_row(paper: Any) -> None:
 
 @pytest.mark.exhaustive
 def test_rows_of_learning_rates_tell_variants_apart() -> None:
-    store, methods = Store(PROJECT / "benchmarks/results/claims"), []
+    store, methods = project_store(), []
     for paper in PAPERS:
         runs = [run for one in paper.claims for run in one.runs.values()]
         found = [row.split(" | ")[0].removeprefix("| ") for row in pages.rates_chosen(runs, store)]
@@ -292,10 +292,11 @@ def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Pat
     assert lines["fedtgp"].count("not tried") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", compare.METHODS)
 def test_compared_run_files_have_the_chosen_learning_rate(name: str) -> None:
     settings = compare.METHODS[name]
-    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, Store(PROJECT / "benchmarks/results/claims"))
+    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, project_store())
 
 
 def test_pages_of_the_project_have_a_row_for_every_claim() -> None:
