@@ -17,6 +17,7 @@ from p2pfl.session import checkpoint, metrics
 from p2pfl.session.session import Session, Stopped
 from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import digest
+from tests.golden.runs import COVERED
 from tests.sessions import in_process
 
 
@@ -89,10 +90,6 @@ DATA = {
 """Data that suits every algorithm."""
 AUGMENTED = ("local", "mapl", "fedstyle")
 """One algorithm for each way of drawing augmented batches."""
-
-
-COVERED = ("fedavg-ssl", "fedper-ssl", "fedprox-ssl", "fedprox-dec")
-"""Algorithms without state of their own: another one of the same base is tested."""
 EACH = [pytest.param(name, marks=pytest.mark.slow if name in COVERED else []) for name in ALGORITHMS]
 
 

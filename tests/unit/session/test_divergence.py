@@ -23,7 +23,7 @@ from p2pfl.session import metrics
 from p2pfl.session.metrics import Totals
 from p2pfl.session.session import Session
 from p2pfl.simulation.simulate import simulate
-from tests.golden.runs import RUNS
+from tests.golden.runs import COVERED, RUNS
 from tests.sessions import in_process
 
 MAKE = Callable[..., Run]
@@ -68,7 +68,9 @@ def learned(run: Run) -> tuple[list[dict[str, Tensor]], list[Totals], list[Resul
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in COVERED else []) for name in ALGORITHMS]
+)
 def test_constants_that_look_diverged_change_nothing(
     name: str, make_run: MAKE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
