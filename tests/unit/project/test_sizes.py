@@ -28,6 +28,7 @@ def test_algorithm_files_are_shorter() -> None:
     assert longest(REPOSITORY / "p2pfl" / "algorithms", ALGORITHM) == {}
 
 
+@pytest.mark.exhaustive
 def test_classes_are_short() -> None:
     long = {
         f"{file}: {node.name}": node.end_lineno - node.lineno + 1
