@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import psutil
 from benchmarks.claims.scheduler import PROJECT, WORKER
 from benchmarks.claims.worker import cpu_seconds
 from tests.claims_fixtures import TREE
+from tests.fast_python.fixture import FastPython
 
 MAPL: dict[str, Any] = {
     **TREE,
@@ -35,10 +36,10 @@ def test_cpu_time_includes_that_of_ended_processes() -> None:
 
 
 @contextmanager
-def worker(scratch: Path) -> Iterator[subprocess.Popen[str]]:
+def worker(scratch: Path, command: Sequence[str] = WORKER) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with subprocess.Popen(WORKER, stdin=pipe, stdout=pipe, text=True, cwd=PROJECT, env=environment) as process:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=PROJECT, env=environment) as process:
         try:
             yield process
         finally:
@@ -52,8 +53,8 @@ def ask(process: subprocess.Popen[str], tree: dict[str, Any], *, sockets: bool) 
     process.stdin.flush()
 
 
-def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path) -> None:
-    with worker(tmp_path) as process:
+def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path, fast_python: FastPython) -> None:
+    with worker(tmp_path, [fast_python.executable, *WORKER[1:]]) as process:
         assert process.stdout is not None
         records = []
         for sockets in (False, True):

@@ -12,6 +12,7 @@ from p2pfl.session import metrics
 from p2pfl.simulation.simulate import simulate
 
 DPSGD = {"name": "dpsgd", "batch": 16}
+FEDPROTO = {"name": "fedproto", "batch": 16}
 EL_LOCAL = {"name": "el-local", "receivers": 2}
 TRACE = {
     "name": "trace",
@@ -42,15 +43,14 @@ def finish(warm: Any, folder: Any) -> int:
 @pytest.mark.parametrize(
     ("graph", "changes"),
     [
-        ("one-peer-exponential", {"algorithm": {"name": "dfedavgm", "batch": 16}}),
-        ({"name": "base-k", "degree": 2}, {"algorithm": {"name": "fedproto", "batch": 16}}),
+        pytest.param(
+            "one-peer-exponential", {"algorithm": {"name": "dfedavgm", "batch": 16}}, marks=pytest.mark.slow
+        ),
+        pytest.param({"name": "base-k", "degree": 2}, {"algorithm": FEDPROTO}, marks=pytest.mark.slow),
         ({"name": "el-oracle", "degree": 2}, {"algorithm": DPSGD, "joins_at": {"4": 2}}),
         (EL_LOCAL, {"algorithm": {"name": "fedavg", "batch": 16, "participation": 0.7}}),
-        ("matchings", {"algorithm": {"name": "fedavg-dec", "batch": 16}}),
-        (
-            {"name": "list", "graphs": ["ring", "star"]},
-            {"algorithm": {"name": "fedtgp", "batch": 16, "prototype_epochs": 5}},
-        ),
+        pytest.param("matchings", {"algorithm": {"name": "fedavg-dec", "batch": 16}}, marks=pytest.mark.slow),
+        ({"name": "list", "graphs": ["ring", "star"]}, {"algorithm": FEDPROTO}),
         (TRACE, {"algorithm": DPSGD}),
     ],
     ids=lambda value: value if isinstance(value, str) else value.get("name", ""),
@@ -64,6 +64,7 @@ def test_sockets_match_simulate_in_bits_and_byte_counts(
     assert outcome(files.result() for files in folder.peers()) == outcome(simulate(run))
 
 
+@pytest.mark.slow
 def test_killed_peers_change_nothing(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
     chaos = {"kill": {"times": 2}}
     run = make_run(peers=5, rounds=8, checkpoint_every=3, graph=EL_LOCAL, algorithm=DPSGD, chaos=chaos)

@@ -334,7 +334,7 @@ def test_command_lists_what_it_would_run_and_writes_the_pages(tmp_path: Path) ->
 @pytest.mark.exhaustive
 def test_list_names_the_data_that_left_out_claims_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
-    listed = CliRunner().invoke(main, ["--only", "mapl", "--claim", "above FLT", "--list"])
+    listed = CliRunner().invoke(main, ["--store", str(tmp_path), "--only", "mapl", "--claim", "above FLT", "--list"])
     assert (listed.exit_code, listed.stdout) == (0, "")
     assert listed.stderr.startswith("claims are left out that need cifar10-part/")
 
