@@ -124,6 +124,26 @@ def setting(me: int, peers: int, model: Model, data: PeerData, seed: int = 0, ro
     )
 
 
+def peers_of(
+    method: Callable[[Any, Context], Any],
+    hyper: Any,
+    model: Callable[[int], Model],
+    peers: int = 3,
+    *,
+    more: int = 2,
+    test: Iterable[int] = (),
+    rounds: int = 0,
+) -> list[Any]:
+    """Return the peers of a run: peer i has the model ``model(i)``, and 6 + ``more`` · i samples of noise."""
+
+    def context(me: int) -> Context:
+        start = model(me)
+        data = random_dataset(6 + more * me, classes=start.classes, seed=me)
+        return setting(me, peers, start, peer_data(data, test=test), rounds=rounds)
+
+    return [method(hyper, context(me)) for me in range(peers)]
+
+
 @dataclass(frozen=True)
 class Traffic:
     """One peer's messages in one round, as the session records them."""

@@ -35,7 +35,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import NonNegativeFloat
-from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
@@ -78,6 +77,8 @@ def least_nonnegative(products: Array, local: Array) -> Array:
         products: A, float64 [n, n], the inner products of the n gradients g_ij, each of length 1.
         local: b, float64 [n], theirs with g_ii.
     """
+    from scipy.optimize import nnls  # takes half a second
+
     values, vectors = np.linalg.eigh(products)
     roots = np.sqrt(values.clip(min=0.0))
     present = roots > 1e-7 * roots[-1]  # equal gradients leave eigenvalues that are zero but for rounding
@@ -129,6 +130,7 @@ class CGA(Algorithm[Hyper]):
     def setup(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
         self.row: dict[PeerId, float] = {}
+        least_nonnegative(np.eye(1), np.zeros(1))  # its first call imports scipy, which forked peers share
 
     async def round(self, t: int, net: Net) -> None:
         self.row = net.mixing_weights

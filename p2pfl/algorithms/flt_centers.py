@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -74,6 +73,8 @@ def matching_distance(u: Tensor, v: Tensor) -> float:
     """Line 4: d_ij of two peers' centers u [k, e] and v [l, e], in float64; infinite if one has none."""
     if not (len(u) and len(v)):
         return float("inf")
+    from scipy.optimize import linear_sum_assignment  # takes half a second
+
     squares = torch.cdist(u.double(), v.double()).square().numpy()
     matched = squares[linear_sum_assignment(squares)]
     return float(np.sqrt(matched.sum()) / len(matched))

@@ -324,3 +324,6 @@ RUNS |= {
     for name in ALGORITHMS
     if name not in _named
 }
+
+COVERED = ("fedavg-ssl", "fedper-ssl", "fedprox-ssl", "fedprox-dec")
+"""Algorithms without state of their own: another one of the same base is tested."""

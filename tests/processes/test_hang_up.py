@@ -192,7 +192,9 @@ def test_a_run_whose_terminal_closes_stops_and_resumes_with_the_same_bits(
     assert found(run) == digests
 
 
-@pytest.mark.parametrize("name", ["launch", pytest.param("simulate", marks=pytest.mark.slow), "simulate with jobs"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("launch", "simulate")), "simulate with jobs"]
+)
 def test_a_run_that_ignores_hang_ups_ends_without_its_terminal(
     name: str, file: Path, gate: Path, start: Start, fast_python: FastPython, until: Any, digests: Any, tmp_path: Path
 ) -> None:

@@ -87,7 +87,7 @@ def test_reports_that_mps_hangs_at_the_start(
 
 @pytest.mark.parametrize(
     ("body", "timeout", "problem"),
-    [("exec sleep 1000", 5, "did not answer within 5 s"), ("exit 4", mps.TIMEOUT, "failed with exit code 4")],
+    [("exec sleep 1000", 1, "did not answer within 1 s"), ("exit 4", mps.TIMEOUT, "failed with exit code 4")],
 )
 def test_a_run_keeps_its_summary_if_mps_does_not_end(
     control: Path,

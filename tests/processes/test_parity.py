@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from p2pfl.algorithms import ALGORITHMS
 from p2pfl.session import metrics
 from p2pfl.simulation.simulate import simulate
 from tests.golden.runs import MAPL, RUNS
@@ -45,26 +46,44 @@ def records(folder: Any, peer: int) -> list[dict[str, Any]]:
     ]
 
 
-CONVERSATIONS = (
-    "local",  # nothing is sent
-    "dpsgd, steps",  # one body to all neighbors, several times a round
-    "dpsgd, el-local",  # over another graph in each round
-    "fedavg, some take part",  # one exchange a round, in which not everybody sends
-    "mapl, pruned",  # two kinds; edges are dropped, in one direction or in both
-    "mapl, with a budget",  # sums over the tree end the run early
-    "flt, one joins late",  # averages over the tree; a peer joins; senders are chosen
-    "fedtgp",  # what one peer computes from what all have, the others need not
-    "fedfomo",  # questions, answers to some, and a late joiner
-    "cga",  # answers in the round of the question
-    "def-kt",  # pairs: each sends to one, or receives from one
-    "dfml",  # to an aggregator and back
-    "heterofl",  # every receiver's body has another layout
-    "fedkd, some take part",  # the layout of a body is known only within limits
-    "l2c, on disk",  # bodies in 16 bits, which stay on the disk of the receiver
-)
-"""One run for each shape of conversation. With equal shapes, methods differ in what they compute, which the golden
-runs pin; their runs over sockets are slow tests."""
+SSL = ("fedstyle", "fedavg-ssl", "fedper-ssl", "fedrep-ssl", "fedprox-ssl", "apfl-ssl", "ditto-ssl")
+CONVERSATIONS: dict[str, tuple[str, ...]] = {
+    "local": ("local",),  # nothing is sent
+    "dpsgd, steps": ("dpsgd", "dfedavgm"),  # one body to all neighbors, several times a round
+    # One exchange a round, in which not everybody sends.
+    "fedavg, some take part": (
+        *("fedavg", "lg-fedavg", "fedsim", "pfedsim", "fedclassavg", "fedgen", "ditto", "fml"),
+        *SSL,
+    ),
+    "mapl, pruned": ("mapl", "mapl+", "meta-l2c"),  # several kinds; edges are dropped, in one direction or in both
+    "mapl, with a budget": ("mapl",),  # sums over the tree end the run early
+    "flt, one joins late": ("flt", "meta-l2c"),  # averages over the tree; a peer joins; senders are chosen
+    "fedtgp": ("fedproto", "fedtgp", "feddistill"),  # bodies of the classes that a peer has
+    "fedfomo": ("fedfomo",),  # questions, answers to some, and a late joiner
+    "cga": ("cga",),  # answers in the round of the question
+    "def-kt": ("def-kt",),  # pairs: each sends to one, or receives from one
+    # To an aggregator and back; every receiver's body has another layout.
+    "heterofl": ("dfml", "fedavg-dec", "fedprox-dec", "fml-dec", "heterofl", "fedrolex"),
+    "fedkd, some take part": ("fedkd",),  # the layout of a body is known only within limits
+    "l2c, on disk": ("l2c",),  # bodies in 16 bits, which stay on the disk of the receiver
+}
+"""One run for each shape of conversation, and the methods that have it.
+
+With equal shapes, methods differ in what they compute, which the golden runs pin; their runs over sockets are slow
+tests. A new method of one of these shapes is added to its line; all runs of a method that has no line use sockets.
+test_time_varying_graphs.py has other graphs in other rounds.
+"""
+KNOWN = {method for methods in CONVERSATIONS.values() for method in methods}
 OVER_TCP = ("mapl, pruned", "l2c, pruned", "fedavg, some take part")
+
+
+def test_each_shape_of_conversation_is_that_of_its_run() -> None:
+    assert set(ALGORITHMS) >= KNOWN
+    assert all(RUNS[name]["algorithm"]["name"] in methods for name, methods in CONVERSATIONS.items())
+
+
+def is_quick(name: str) -> bool:
+    return name in CONVERSATIONS or RUNS[name]["algorithm"]["name"] not in KNOWN
 
 
 @pytest.mark.parametrize(
@@ -72,7 +91,7 @@ OVER_TCP = ("mapl, pruned", "l2c, pruned", "fedavg, some take part")
     [
         pytest.param(name, same_host, marks=[] if quick else [pytest.mark.slow])
         for name, same_host, quick in (
-            *((name, True, name in CONVERSATIONS) for name in RUNS),
+            *((name, True, is_quick(name)) for name in RUNS),
             *((name, False, name == "fedavg, some take part") for name in OVER_TCP),
         )
     ],

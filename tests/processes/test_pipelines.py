@@ -22,7 +22,9 @@ KILLS = {"kill": [{"peer": 1, "round": 2}, {"peer": 3, "round": 3}], "seed": 1}
     "settings",
     [
         pytest.param({"codec": {"Head": "levels", "Prototypes": "levels"}, "algorithm": "mapl"}, id="codec"),
-        pytest.param({"adversaries": [{"peers": [1, 3], "name": "two-faced", "from": 1}]}, id="attack"),
+        pytest.param(
+            {"adversaries": [{"peers": [1, 3], "name": "two-faced", "from": 1}]}, id="attack", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_peers_that_are_killed_end_with_the_bits_of_simulate(

@@ -87,7 +87,6 @@ def test_a_key_closes_the_view_of_a_run(make_folder: MakeFolder, start: Start, u
     assert terminal.output.index(ENTERS) < terminal.output.index(LEAVES)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("close", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_launch_with_the_view_ends_with_its_summary(
     tmp_path: Path, file: Path, start: Start, until: Callable[..., object], close: bool
@@ -104,7 +103,6 @@ def test_a_launch_with_the_view_ends_with_its_summary(
     assert [status.phase for status in statuses if status is not None] == ["finished"] * 3
 
 
-@pytest.mark.exhaustive
 def test_ctrl_c_in_the_view_stops_the_peers(
     tmp_path: Path, file: Path, start: Start, until: Callable[..., object]
 ) -> None:

@@ -105,6 +105,7 @@ CLONES = {"peers": 2, "slots": 2, "models": "tiny-mixer", "algorithm": "fedprox-
 """Building these peers copies large tensors, which several threads do if they may."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads")
 def test_warm_process_starts_no_threads_that_its_forks_would_wait_for(make_run: Any, tmp_path: Path) -> None:
     run = make_run(rounds=2, threads=2, **CLONES)

@@ -58,6 +58,7 @@ async def test_a_body_that_all_receivers_would_drop_is_refused_by_its_sender(mes
     assert here.sent == {}
 
 
+@pytest.mark.parametrize("mesh", ["local", "tcp"], indirect=True)
 async def test_a_header_that_all_receivers_would_drop_is_refused_by_its_sender(mesh: Any) -> None:
     there, here = await mesh.open(PAIR, LAYOUTS)
     net = round_of(here, 0)

@@ -95,6 +95,7 @@ def expected_rounds(
 # ---- rounds --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [COMPLETE, LINE, CIRCLE], ids=["complete", "line", "directed circle"])
 def test_rounds_follow_the_algorithm(topology: Topology) -> None:
     peers = make(Hyper(lr=0.3, local_epochs=2, mutual_epochs=3))

@@ -17,7 +17,7 @@ from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
 from tests.bodies import net_of
 from tests.regression import Matrix, gradient, regression_data, theta
-from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
+from tests.support import messages, payload, peers_of, run_rounds, softmax_regression
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -30,18 +30,7 @@ PLAIN = {"lr": 0.5, "batch": 64}
 def make(peers: int = 3, **given: Any) -> list[Ditto]:
     """Softmax regressions with different initial values; peer i has 6 + 2i samples."""
     h = DittoHyper.parse({**PLAIN, **given})
-    return [
-        Ditto(
-            h,
-            setting(
-                me,
-                peers,
-                softmax_regression(INPUTS, CLASSES, seed=me),
-                peer_data(random_dataset(6 + 2 * me, classes=CLASSES, seed=me), test=range(4)),
-            ),
-        )
-        for me in range(peers)
-    ]
+    return peers_of(Ditto, h, lambda me: softmax_regression(INPUTS, CLASSES, seed=me), peers, test=range(4))
 
 
 def models(peers: list[Ditto]) -> tuple[list[Matrix], list[Matrix]]:

@@ -17,16 +17,7 @@ from p2pfl.graphs.static import SmallWorld
 from p2pfl.messaging.topology import Topology, metropolis_row
 from p2pfl.options import OptionErrors
 from tests.regression import Matrix, gradient, regression_data, theta
-from tests.support import (
-    mean_at,
-    messages,
-    payload,
-    peer_data,
-    random_dataset,
-    run_rounds,
-    setting,
-    softmax_regression,
-)
+from tests.support import mean_at, messages, payload, peers_of, run_rounds, softmax_regression
 
 property_of = settings(deadline=None, max_examples=50)
 
@@ -37,18 +28,7 @@ W = np.array([[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
 
 def make(h: Hyper, peers: int = 3) -> list[DPSGD]:
     """Softmax regressions with different initial values; peer i has 6 + i samples."""
-    return [
-        DPSGD(
-            h,
-            setting(
-                me,
-                peers,
-                softmax_regression(INPUTS, CLASSES, seed=me),
-                peer_data(random_dataset(6 + me, classes=CLASSES, seed=me)),
-            ),
-        )
-        for me in range(peers)
-    ]
+    return peers_of(DPSGD, h, lambda me: softmax_regression(INPUTS, CLASSES, seed=me), peers, more=1)
 
 
 def descend(peer: DPSGD, x: Matrix, steps: int) -> Matrix:

@@ -27,6 +27,7 @@ from tests.support import (
     messages,
     payload,
     peer_data,
+    peers_of,
     random_dataset,
     run_rounds,
     setting,
@@ -40,18 +41,7 @@ COMPLETE = Topology.from_edges(6, [(i, j) for i in range(6) for j in range(i)])
 
 def make(method: type[Any], h: Any, peers: int = 3) -> list[Any]:
     """Softmax regressions with different initial values; peer i has 6 + 2i samples."""
-    return [
-        method(
-            h,
-            setting(
-                me,
-                peers,
-                softmax_regression(INPUTS, CLASSES, seed=me),
-                peer_data(random_dataset(6 + 2 * me, classes=CLASSES, seed=me)),
-            ),
-        )
-        for me in range(peers)
-    ]
+    return peers_of(method, h, lambda me: softmax_regression(INPUTS, CLASSES, seed=me), peers)
 
 
 def descend(peer: Any, x: Matrix, epochs: int, momentum: float = 0.0) -> Matrix:

@@ -16,7 +16,7 @@ from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.messaging.topology import Topology
 from p2pfl.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
-from tests.support import linear_model, payload, peer_data, random_dataset, run_rounds, setting
+from tests.support import linear_model, payload, peers_of, run_rounds, setting
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -27,18 +27,8 @@ STILL: dict[str, Any] = {"lr": 1e-12}
 
 def make(peers: int = 3, **given: Any) -> list[FedClassAvg]:
     """Peer i has 6 + 2i samples, and a backbone of its own."""
-    return [
-        FedClassAvg(
-            ContrastiveHyper.parse(given),
-            setting(
-                me,
-                peers,
-                linear_model(INPUTS, 2, CLASSES, seed=me),
-                peer_data(random_dataset(6 + 2 * me, classes=CLASSES, seed=me)),
-            ),
-        )
-        for me in range(peers)
-    ]
+    hyper = ContrastiveHyper.parse(given)
+    return peers_of(FedClassAvg, hyper, lambda me: linear_model(INPUTS, 2, CLASSES, seed=me), peers)
 
 
 def bias(peer: FedClassAvg) -> torch.Tensor:

@@ -111,6 +111,7 @@ REFERENCES: dict[type[FedAvgSSL], type[Reference]] = {
 }
 
 
+@pytest.mark.exhaustive
 @by_method
 @pytest.mark.parametrize("given", [{}, {"loss": "simsiam", "output": 2}], ids=["simclr", "simsiam"])
 def test_rounds_follow_the_appendix(of: type[FedAvgSSL], given: dict[str, Any]) -> None:
@@ -178,6 +179,7 @@ def test_probe_of_personalization_is_on_the_nets_that_stay_local(of: type[FedAvg
     torch.testing.assert_close(scores, net.backbone(x) @ probe.weight.T + probe.bias)
 
 
+@pytest.mark.exhaustive
 @by_method
 def test_training_ignores_labels_and_evaluation_changes_nothing(of: type[FedAvgSSL]) -> None:
     truth = baselines(of, batch=3)
@@ -234,11 +236,13 @@ def trained(of: type[FedAvgSSL], **given: Any) -> str:
     return digest([net.backbone.state_dict() for net in nets])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("of", "given"), [(of, given) for of in OPTIONS for given in OPTIONS[of]])
 def test_every_option_changes_what_is_learned(of: type[FedAvgSSL], given: dict[str, Any]) -> None:
     assert trained(of, **given) != trained(of)
 
 
+@pytest.mark.exhaustive
 @by_method
 def test_drop_last_changes_what_is_learned(of: type[FedAvgSSL]) -> None:
     """Peers have four, six and eight samples."""

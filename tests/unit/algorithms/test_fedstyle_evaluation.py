@@ -223,6 +223,7 @@ def test_every_training_option_changes_the_content_net(given: dict[str, Any]) ->
     assert content_nets(**given) != content_nets()
 
 
+@pytest.mark.exhaustive
 def test_drop_last_changes_the_content_net() -> None:
     """Peers have four, six and eight samples."""
     assert content_nets(batch=4, drop_last=True) != content_nets(batch=4)

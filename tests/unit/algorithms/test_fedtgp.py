@@ -193,6 +193,7 @@ def test_unknown_classes_are_never_predicted() -> None:
             torch.testing.assert_close(scores[:, k], -expected)
 
 
+@pytest.mark.exhaustive
 def test_features_approach_the_trained_prototypes() -> None:
     peers = make(hyper(alignment=10.0, lr=0.05, local_epochs=8))
     gap: list[float] = []

@@ -161,6 +161,7 @@ def distances(topology: Topology) -> dict[tuple[int, int], float]:
     return {(i, j): matching_distance(centers[i], centers[j]) for i in range(PEERS) for j in range(PEERS)}
 
 
+@pytest.mark.exhaustive
 def test_neighbors_from_the_threshold_on_are_dropped_for_good_and_the_others_averaged() -> None:
     d = distances(COMPLETE)
     assert max(d[0, 1], d[2, 3]) < 0.3 < min(d[0, 2], d[0, 3], d[1, 2], d[1, 3])  # the two kinds of images
@@ -176,6 +177,7 @@ def test_neighbors_from_the_threshold_on_are_dropped_for_good_and_the_others_ave
     assert peers[0].weights() == {0: 12 / 27, 1: 15 / 27}
 
 
+@pytest.mark.exhaustive
 def test_records_of_round_0_hold_the_least_and_the_largest_distance() -> None:
     d, peers = distances(COMPLETE), make()
     run_rounds(peers, COMPLETE, 1)
@@ -268,6 +270,7 @@ def test_diverged_autoencoder_is_replaced_by_the_one_from_before() -> None:
     assert not any(map(has_diverged, parameters_of(peers[0].model).values()))
 
 
+@pytest.mark.exhaustive
 def test_autoencoder_trains_again_after_an_epoch_in_which_it_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, calls = Autoencoder.loss, itertools.count()
     monkeypatch.setattr(
@@ -286,6 +289,7 @@ def test_peers_that_do_not_take_part_are_compared_too() -> None:
     assert [peer.dropped for peer in peers] == [[2, 3], [2, 3], [0, 1], [0, 1]]
 
 
+@pytest.mark.exhaustive
 def test_autoencoder_starts_from_that_of_an_earlier_run(tmp_path: Path, make_run: Any, prepare: Any) -> None:
     def trained(name: str, seed: int, **given: Any) -> Tensors:
         algorithm = {"name": "flt", "batch": 16, "manifold": "none", **given}
@@ -395,6 +399,7 @@ def test_umap_keeps_groups_of_centers_apart() -> None:
 # ---- options -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "given",
     [

@@ -65,6 +65,7 @@ def make(method: Any, dtype: torch.dtype, **hyper: Any) -> list[Any]:
     return [method(h, setting(me, PEERS, narrow_model(dtype), data[me], rounds=4)) for me in range(PEERS)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize(
     ("method", "hyper"),

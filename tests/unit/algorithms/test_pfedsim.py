@@ -15,7 +15,7 @@ from p2pfl.algorithms.pfedsim import PFedSim, SimilarityHyper, similarity_weight
 from p2pfl.messaging.topology import Topology
 from p2pfl.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
-from tests.support import linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
+from tests.support import linear_model, messages, payload, peers_of, run_rounds, setting
 
 INPUTS, FEATURES, CLASSES = 4, 2, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -29,19 +29,8 @@ SELF = -math.log(1 - 0.9999)
 
 def make(method: type[Any] = PFedSim, peers: int = 3, rounds: int = 4, **given: Any) -> list[Any]:
     """Peer i has 6 + 2i samples. Models are equal at the start."""
-    return [
-        method(
-            method.Hyper.parse({"batch": 64, **given}),
-            setting(
-                me,
-                peers,
-                linear_model(INPUTS, FEATURES, CLASSES),
-                peer_data(random_dataset(6 + 2 * me, classes=CLASSES, seed=me)),
-                rounds=rounds,
-            ),
-        )
-        for me in range(peers)
-    ]
+    hyper = method.Hyper.parse({"batch": 64, **given})
+    return peers_of(method, hyper, lambda me: linear_model(INPUTS, FEATURES, CLASSES), peers, rounds=rounds)
 
 
 ROWS = ([[1.0, 0.0]] * CLASSES, [[3.0, 4.0]] * CLASSES, [[0.0, 2.0]] * CLASSES)

@@ -118,6 +118,7 @@ def test_waiting_peers_can_take_all_cores() -> None:
 # ---- what breaks first -------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_limits_are_reached_where_the_model_says() -> None:
     model, limits = Model(records()), Limits(memory=24e9, tasks=32_768, round_seconds=math.inf)
     by_name = {limit.what: limit for limit in of_peers(model, Size(2), limits)}
@@ -190,6 +191,7 @@ def test_counts_files_and_their_kinds(tmp_path: Path) -> None:
 # ---- the page ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_page_and_the_machine_are_those_of_the_figures() -> None:
     launched, pairs, virtual = map(command.read, (command.LAUNCHED, command.PAIRS, command.VIRTUAL))
     text = command.PAGE.read_text(encoding="utf-8")

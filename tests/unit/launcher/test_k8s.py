@@ -60,6 +60,7 @@ def pod(found: dict[tuple[str, str], Any]) -> Any:
     return found["StatefulSet", "toy"]["spec"]["template"]["spec"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_manifests_have_only_fields_of_kubernetes(file: Path, version: str, variant: str) -> None:
@@ -67,6 +68,7 @@ def test_manifests_have_only_fields_of_kubernetes(file: Path, version: str, vari
         kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.exhaustive
 def test_the_validator_rejects_a_misspelled_field(file: Path) -> None:
     stateful_set = build(file)["StatefulSet", "toy"]
     stateful_set["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
@@ -163,6 +165,7 @@ def test_the_config_map_has_all_files_that_the_run_file_names(file: Path) -> Non
     assert all(re.fullmatch("[-._a-zA-Z0-9]+", key) for key in data)
 
 
+@pytest.mark.exhaustive
 def test_files_that_do_not_fit_in_a_config_map_are_rejected(file: Path) -> None:
     file.write_text(TOY + "# " + "x" * MAX_CONFIG)
     with pytest.raises(ManifestError, match=r"toy\.yaml: with this file, .* more than 1 MB"):

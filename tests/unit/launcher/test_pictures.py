@@ -24,6 +24,7 @@ def ring(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "start"), [("g.png", b"\x89PNG"), ("g.svg", b"<svg"), ("g.PDF", b"%PDF")])
 def test_the_name_of_a_picture_gives_its_format(
     tmp_path: Path, ring: Path, invoke: Invoke, name: str, start: bytes

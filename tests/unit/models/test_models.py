@@ -79,7 +79,9 @@ def on_meta(name: str, channels: int, size: tuple[int, int], classes: int) -> Mo
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize(
+    "name", [name if name in REPRESENTATIVES else pytest.param(name, marks=pytest.mark.slow) for name in BACKBONES]
+)
 def test_every_backbone_propagates_gradients_at_its_datasets_sizes(name: str) -> None:
     for channels, size, classes in SETTINGS[family(name)]:
         model = on_meta(name, channels, size, classes)

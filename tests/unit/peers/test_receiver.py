@@ -207,6 +207,7 @@ def is_exact(seed: int) -> bool:
     return received == [list(range(1, sent[1] + 1)), list(range(1, sent[0] + 1))]
 
 
+@pytest.mark.exhaustive
 def test_delivers_each_entry_once_in_order_whatever_is_lost(monkeypatch: Any) -> None:
     monkeypatch.setattr(edge, "CHUNK", 8)
     assert [seed for seed in range(25) if not is_exact(seed)] == []

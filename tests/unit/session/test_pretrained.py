@@ -70,6 +70,7 @@ def test_names_the_path_that_holds_no_encoder(make_run: Any, prepare: Any, tmp_p
     assert "holds no encoder; give the folder of a meta-l2c run" in error_of(make_run, folder.root)
 
 
+@pytest.mark.exhaustive
 def test_names_the_tensor_that_does_not_fit(make_run: Any, earlier: Any) -> None:
     message = error_of(make_run, earlier.root, models="tiny-cnn")
     assert "its encoder does not fit this run" in message

@@ -109,6 +109,7 @@ def test_a_resumed_peer_counts_elapsed_seconds_on(tmp_path: Path, make_run: Any,
     assert metrics.read(folder.peer(0).metrics)[2]["elapsed"] < 1000
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_peer_does_not_evaluate_again(
     tmp_path: Path, make_run: Any, prepare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_resumed_peer_does_not_evaluate_again(
     assert [(files.status().starts, files.status().resumes) for files in folder.peers()] == [(2, 1)] * 2
 
 
+@pytest.mark.exhaustive
 def test_evaluates_before_it_skips_the_last_rounds(
     tmp_path: Path, make_run: Any, prepare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ def test_records_extra_metrics_and_diagnostics(
             assert result.extra_metrics["everywhere"] == result.global_accuracy
 
 
+@pytest.mark.exhaustive
 def test_result_totals_match_the_records(finished: Any) -> None:
     folder, results = finished
     for peer_folder, result in zip(folder.peers(), results, strict=True):

@@ -292,6 +292,7 @@ def test_a_missing_machine_file_is_an_error(tmp_path: Path) -> None:
         load(tmp_path / "machine.yaml", 4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "method",
     [
@@ -300,7 +301,7 @@ def test_a_missing_machine_file_is_an_error(tmp_path: Path) -> None:
         "fedclassavg",
         "fedprox-dec",
         "fedprox-ssl",
-        pytest.param("fedstyle", marks=pytest.mark.exhaustive),
+        "fedstyle",
     ],
 )
 def test_measures_what_the_machine_does_not_say(make_run: Callable[..., Run], method: str) -> None:
