@@ -104,11 +104,12 @@ class Table(Mapping[str, T], Generic[T]):
             raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
 
 
-def discover(package: str, table: Table[Any]) -> None:
-    """Import all modules of a package, which add to the table, and sort that by name."""
+def discover(package: str, *tables: Table[Any]) -> None:
+    """Import all modules of a package, which add to these tables, and sort them by name."""
     for module in pkgutil.iter_modules(sys.modules[package].__path__):
         importlib.import_module(f"{package}.{module.name}")
-    table.sort()
+    for table in tables:
+        table.sort()
 
 
 # ---- decorators ----------------------------------------------------------------------------------------------

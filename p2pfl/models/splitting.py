@@ -74,7 +74,7 @@ def find_layout(
     Args:
         name: of the network, for errors.
         build: builds it.
-        channels, size, classes: as in p2pfl/models/__init__.py.
+        channels, size, classes: as for ``build`` in building.py.
         head: path of the head; None for the linear layer whose output the network returns.
 
     Raises:
