@@ -99,10 +99,9 @@ class FedDistill(ClassMeans[Hyper]):
 
     def setup(self) -> None:
         super().setup()
-        self.sums = torch.zeros(
-            self.model.classes, self.width, device=self.device
-        )  # of the round's outputs, by class
-        self.counts = torch.zeros(self.model.classes, dtype=torch.int64, device=self.device)
+        classes = self.model.classes
+        self.sums = torch.zeros(classes, self.width, device=self.device)  # of the round's outputs, by class
+        self.counts = torch.zeros(classes, dtype=torch.int64, device=self.device)
 
     @property
     def width(self) -> int:
@@ -110,14 +109,13 @@ class FedDistill(ClassMeans[Hyper]):
         return self.model.classes
 
     async def round(self, t: int, net: Net) -> None:
-        h = self.hyper
-        participants = net.participants(h.participation)
+        table = await self.train_and_exchange(net)  # lines 1 and 2
+        self.average_prototypes(self.teaching(table))  # line 3
+
+    def local_training(self) -> None:
         self.sums.zero_()
         self.counts.zero_()
-        if self.me in participants:
-            self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)  # lines 1 and 2
-        table = await self.exchange_prototypes(net, participants)
-        self.average_prototypes(self.teaching(table))  # line 3
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         h, logits = self.hyper, self.model(x)

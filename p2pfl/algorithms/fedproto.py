@@ -41,9 +41,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from p2pfl.algorithms import presets
+from p2pfl.algorithms.class_means import ClassMeans, Prototypes
 from p2pfl.algorithms.presets import Presets
-from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins
+from p2pfl.algorithms.prototypes import GuidedTraining, compare_margins, guided_loss, mean_features, nearest_prototype
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.messaging.net import Net
@@ -62,7 +65,7 @@ class Hyper(GuidedTraining):
 
 
 @algorithm("fedproto")
-class FedProto(PrototypeGuided[Hyper]):
+class FedProto(ClassMeans[Hyper]):
     """FedProto: global prototypes are means."""
 
     summary = "class prototypes are sent and averaged; features are pulled to them, the nearest one classifies"
@@ -71,21 +74,29 @@ class FedProto(PrototypeGuided[Hyper]):
     venue = "AAAI 2022"
     url = "https://arxiv.org/abs/2105.00243"
     Hyper = Hyper
+    equal_features = True
 
     def setup(self) -> None:
         super().setup()
         self.sends_counts = self.hyper.weighted
 
     async def round(self, t: int, net: Net) -> None:
-        h = self.hyper
-        participants = net.participants(h.participation)
-        if self.me in participants:
-            self.train(epochs=h.local_epochs, batch=h.batch)  # line 1
-        table = await self.exchange_prototypes(net, participants)  # line 2
+        table = await self.train_and_exchange(net)  # lines 1 and 2
         self.measured = {}
         if len(table):
             self.average_prototypes(table)  # line 3
             self.measured = compare_margins(table, self.prototypes, self.known)
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Line 1."""
+        return guided_loss(self, x, labels)
+
+    def local_prototypes(self) -> Prototypes:
+        """Line 2."""
+        return mean_features(self)
+
+    def predict(self, x: Tensor) -> Tensor:
+        return nearest_prototype(self, x)
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The backbone with the head, which ``predict`` uses only until a prototype is known."""

@@ -57,9 +57,17 @@ from torch.nn.functional import one_hot, relu
 
 from p2pfl import rng
 from p2pfl.algorithms import presets
-from p2pfl.algorithms.class_means import PrototypeTable, class_means
+from p2pfl.algorithms.class_means import ClassMeans, Prototypes, PrototypeTable, class_means
 from p2pfl.algorithms.presets import Presets
-from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins, distances, margins
+from p2pfl.algorithms.prototypes import (
+    GuidedTraining,
+    compare_margins,
+    distances,
+    guided_loss,
+    margins,
+    mean_features,
+    nearest_prototype,
+)
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.tensors import Tensors
@@ -164,7 +172,7 @@ class TrainablePrototypes(nn.Module):
 
 
 @algorithm("fedtgp")
-class FedTGP(PrototypeGuided[Hyper]):
+class FedTGP(ClassMeans[Hyper]):
     """FedTGP, Algorithm 1. Its diagnostics include δ(t), as ``delta``."""
 
     summary = "as fedproto, but the global prototypes are trained to lie apart, not averaged"
@@ -176,7 +184,8 @@ class FedTGP(PrototypeGuided[Hyper]):
     venue = "AAAI 2024"
     url = "https://arxiv.org/abs/2401.03230"
     Hyper = Hyper
-    state = (*PrototypeGuided.state, "trainable")
+    equal_features = True
+    state = (*ClassMeans.state, "trainable")
 
     def setup(self) -> None:
         super().setup()
@@ -185,18 +194,25 @@ class FedTGP(PrototypeGuided[Hyper]):
         self.trainable = trainable.to(self.device)
 
     async def round(self, t: int, net: Net) -> None:
-        h = self.hyper
-        participants = net.participants(h.participation)  # line 4
-        if self.me in participants:
-            self.train(epochs=h.local_epochs, batch=h.batch)  # line 7
-        table = await self.exchange_prototypes(net, participants)  # lines 8, 9
+        table = await self.train_and_exchange(net)  # lines 4 and 7 to 9
         self.measured = {}
         if len(table):
             centers, present = class_means(table, self.model.classes, weighted=False, aggregation=self.aggregation)
-            margin = adaptive_margin(centers[present], h)  # line 10
+            margin = adaptive_margin(centers[present], self.hyper)  # line 10
             self.train_prototypes(table, margin, net)  # line 11
             self.known = self.known | present
             self.measured = compare_margins(table, self.prototypes, self.known) | {"delta": margin}
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Line 7."""
+        return guided_loss(self, x, labels)
+
+    def local_prototypes(self) -> Prototypes:
+        """Line 8."""
+        return mean_features(self)
+
+    def predict(self, x: Tensor) -> Tensor:
+        return nearest_prototype(self, x)
 
     def train_prototypes(self, table: PrototypeTable, margin: float, net: Net) -> None:
         """Line 11, with shuffles that are the same on every peer."""
