@@ -12,16 +12,14 @@ then has to wait also follows from the assignments: see ``AggregatorSchedule.pen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import NonNegativeFloat
 
 from p2pfl import PeerId, rng
+from p2pfl.algorithms.base import Fraction
 from p2pfl.learning.losses import Supervision
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
-
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -46,7 +45,7 @@ from torch import Tensor
 
 from p2pfl import rng
 from p2pfl.algorithms.base import Algorithm, Work
-from p2pfl.algorithms.mutual_learning import make_participants, mutual_step
+from p2pfl.algorithms.mutual_learning import make_participants, train_mutually
 from p2pfl.algorithms.pairs import PairSchedule
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning import losses
@@ -152,18 +151,8 @@ class DefKT(Algorithm[Hyper]):
 
     def mutual_learning(self, arrived: Model) -> None:
         """Line 4: update both models in place by K epochs over the local samples."""
-        h = self.hyper
-        participants = make_participants([arrived, self.model], h.make_optimizer, by_size=False)
-
-        def step(images: Tensor, labels: Tensor) -> None:
-            with self.streams.torch("augmentation"):
-                x = self.inputs(images)
-            seeds = self.streams.numpy("mutual learning").integers(2**62, size=len(participants)).tolist()
-            minimize = partial(self.minimize, x=x, labels=labels)
-            supervision = partial(self.supervision, labels=labels)
-            mutual_step(participants, participants, x, minimize, supervision, (1.0, 1.0), seeds)
-
-        self.train(epochs=h.mutual_epochs, batch=h.batch, step=step)
+        models = make_participants([arrived, self.model], self.hyper.make_optimizer, by_size=False)
+        train_mutually(self, models, models, self.supervision, (1.0, 1.0), self.hyper.mutual_epochs)
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(self.local_model(), constants={"buffers": constants_of(self.model)})]

@@ -32,15 +32,12 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator
 from torch import Tensor
 
-from p2pfl import rng
 from p2pfl.algorithms import fedavg_dec
 from p2pfl.algorithms.fedavg_dec import FedAvgDec
-from p2pfl.algorithms.fml import Weight, distillation, one_architecture
+from p2pfl.algorithms.fml import Weight, distillation, initial_meme, one_architecture
 from p2pfl.algorithms.registration import algorithm
-from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.models import Model
-from p2pfl.options import OptionErrors
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,7 @@ class FMLDec(FedAvgDec):
 
     def initial(self, architecture: str) -> Model:
         """Return the meme from which all peers start."""
-        try:
-            with rng.torch_seeded(self.seed, "fml-dec.meme"):
-                return self.build_named(architecture)
-        except ModelError as error:
-            raise OptionErrors([(("meme",), str(error))]) from None
+        return initial_meme(self, architecture)
 
     @property
     def sent(self) -> Model:
@@ -101,12 +94,7 @@ class FMLDec(FedAvgDec):
             "meme_kl": (1 - h.beta) * distillation(z_meme, z),
         }
 
-    def predict_meme(self, x: Tensor) -> Tensor:
-        """Return the meme's class scores [B, K]."""
-        scores: Tensor = self.meme(x)
-        return scores
-
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The private model's local accuracy, and the meme on the test samples."""
         yield from super().extra_metrics(whole)
-        yield ExtraMetric("meme", self.predict_meme, self.data.test)
+        yield ExtraMetric("meme", self.meme, self.data.test)

@@ -136,7 +136,7 @@ class Dataset:
         mirror: whether mirroring an image keeps its label.
         columns: further properties of the samples, by name.
         vocabulary: number of different tokens; 0 for other inputs.
-        sha256: of all that training and tests depend on; empty in a cache that an earlier version has written.
+        sha256: of all that training and tests depend on; empty for one that was not opened from a cache.
         class_names: a different name for each class, which can be printed; empty if classes have only numbers.
         notes: what users should know about these data: columns that are not used, classes without samples.
     """
@@ -364,7 +364,7 @@ def _load(name: str, entry: Path) -> Dataset | None:
             return None
         columns = {
             column: Column(tuple(values), arrays["train_columns"][row], arrays["test_columns"][row])
-            for row, (column, values) in enumerate(metadata.get("columns", {}).items())
+            for row, (column, values) in enumerate(metadata["columns"].items())
         }
         return Dataset(
             name,
@@ -375,8 +375,8 @@ def _load(name: str, entry: Path) -> Dataset | None:
             std=tuple(metadata["std"]),
             mirror=metadata["mirror"],
             columns=columns,
-            vocabulary=metadata.get("vocabulary", 0),
-            sha256=metadata.get("sha256", ""),
+            vocabulary=metadata["vocabulary"],
+            sha256=metadata["sha256"],
             class_names=tuple(metadata["class_names"]),
             notes=tuple(metadata["notes"]),
         )

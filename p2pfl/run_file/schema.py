@@ -71,11 +71,6 @@ def _with_string_keys(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _null_is_false(value: Any) -> Any:
-    """Accept the null that earlier versions wrote into run folders."""
-    return False if value is None else value
-
-
 def _run_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         raise ValueError("should start with a letter or digit and contain only letters, digits, '.', '_' and '-'")
@@ -384,7 +379,7 @@ class RunFile(Section):
     """Also evaluate on the whole test set."""
     metrics: tuple[str, ...] = ()
     """Further metrics of the local test split: macro-f1, ece, class-accuracy, and metrics of plug-ins."""
-    masked_test: Annotated[bool, BeforeValidator(_null_is_false)] = False
+    masked_test: bool = False
     """Report the masked accuracy on the local test split, where only the scores of the peer's local classes count,
     instead of the unmasked one. Both are recorded."""
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"
