@@ -104,6 +104,24 @@ class Table(Mapping[str, T], Generic[T]):
             raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
 
 
+def parse_section(table: Table[Any], what: str, section: Any) -> tuple[str, Any]:
+    """Parse a named thing among the parameters of another one: a name, or a mapping with a name and parameters.
+
+    Args:
+        what: it is, for errors.
+
+    Returns:
+        The name, and the options.
+
+    Raises:
+        ValueError: it is something else; OptionErrors if the name or a parameter is wrong.
+    """
+    given = {"name": section} if isinstance(section, str) else section
+    if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
+        raise ValueError(f"should be {what}: a name, or a mapping with a name and its parameters")
+    return name, table.find(name).parse({key: value for key, value in given.items() if key != "name"})
+
+
 def discover(package: str, *tables: Table[Any]) -> None:
     """Import all modules of a package, which add to these tables, and sort them by name."""
     for module in pkgutil.iter_modules(sys.modules[package].__path__):

@@ -166,9 +166,10 @@ class Checked:
             raise PluginError(*self.location, f"{self.name!r} must return a torch.nn.Module, not {kind}")
         keep_evaluation_modes(network)
         with self._blaming(f"fails for {given}"):
-            found = output_shape(copied(network) or network, batch)
-        if found != (2, width):
-            text = f"{self.name!r} maps a batch of 2 ({given}) to {shape_text(found)} instead of [2, {width}]"
+            output = evaluated(copied(network) or network, batch)
+        found = list(output.shape) if isinstance(output, Tensor) else "no tensor"
+        if found != [2, width]:
+            text = f"{self.name!r} maps a batch of 2 ({given}) to {found} instead of [2, {width}]"
             raise PluginError(*self.location, text)
 
     @contextmanager
@@ -182,12 +183,6 @@ class Checked:
             reason = " ".join(str(error).split())
             text = f"{self.name!r} {what}: {type(error).__name__}: {reason}"
             raise PluginError(*(plugin_line(error) or self.location), text) from error
-
-
-def output_shape(network: nn.Module, batch: Tensor) -> tuple[int, ...] | None:
-    """Return the shape of the output for a batch; None if it is not a tensor."""
-    output = evaluated(network, batch)
-    return tuple(output.shape) if isinstance(output, Tensor) else None
 
 
 def evaluated(network: nn.Module, batch: Tensor) -> Any:
@@ -241,10 +236,6 @@ def stays_in_evaluation(module: nn.Module) -> bool:
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
-
-
-def shape_text(shape: tuple[int, ...] | None) -> str:
-    return "no tensor" if shape is None else str(list(shape))
 
 
 def plugin_line(error: BaseException) -> tuple[str, int] | None:
