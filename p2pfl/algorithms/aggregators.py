@@ -102,7 +102,7 @@ class AggregatorSchedule:
     def pending_rounds(self, net: Net) -> int:
         """Return how many earlier rounds may still have to run, one after the other, once this peer is ready.
 
-        When this peer is ready for round ``net.t``, its last round is over, and so are those before it of that
+        When this peer is ready for round ``net.t``, its last round is over, and so are the earlier rounds of that
         round's participants, and so on. All other rounds may not have begun. The result is the length of the longest
         chain of such rounds, each waiting for the one before, that ends with a participant of round ``net.t``.
         """

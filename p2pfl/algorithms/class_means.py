@@ -114,7 +114,7 @@ C = TypeVar("C", bound=ClassMeanTraining)
 
 
 class ClassMeans(Algorithm[C]):
-    """Global means per class, ``prototypes`` [K, d], of local ones; ``known`` [K] marks those that exist."""
+    """Global means per class, ``prototypes`` [K, d], of local ones; ``known`` [K] marks the classes that have one."""
 
     named_loss = True
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "prototypes", "known")

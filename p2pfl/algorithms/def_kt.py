@@ -28,10 +28,9 @@ Differs from the paper:
   ``supervision`` replaces the cross-entropy in both, as in DFML's experiments.
 - each local training and each mutual learning starts with a new optimizer.
 - batch-normalization statistics travel with the parameters; both models are in training mode in line 4.
-- a last batch of one sample is skipped if there are others.
 - a receiver whose sender is late, dead or diverged keeps its model.
-- a sender whose training diverges restores its model and sends that; a receiver restores its model if the one that
-  arrived diverges. A model with NaN or infinity in its logits stops teaching.
+- a sender whose training diverges restores its model and sends the restored one; a receiver restores its model if the
+  model that arrived diverges. A model with NaN or infinity in its logits stops teaching.
 """
 
 from __future__ import annotations

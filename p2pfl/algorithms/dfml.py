@@ -27,7 +27,7 @@ Differs from the paper:
 - α rises along a cosine to α_max in the last round of its period, as in the paper's figures; Eq. 4 as printed falls.
   Its first value is a little above 0, as the first round of a period is step 1. ``shape: full`` falls again.
 - each period is 10 rounds longer than the previous one; the paper does not specify by how much.
-- losses are means over a batch; Eqs. 2 and 3 are sums. A last batch of one sample is skipped if there are others.
+- losses are means over a batch; Eqs. 2 and 3 are sums.
 - the optimizer's state is reset in each local training and at each aggregation; the paper does not specify this.
 - low participation: N/|S| rounds of a period count as peaks, as in the paper's formula; its example has half of that.
 - batch-normalization statistics travel with the parameters; at the aggregator all models are in training mode.

@@ -9,7 +9,7 @@ t, peer i
 
     1  trains on  cross-entropy + λ · distance of f_i(x) to the global prototype P̄^y                (Eq. 4)
     2  computes its local prototypes  P_i^c = mean of f_i(x) over its training samples of class c     (Eq. 2)
-    3  sends them, and averages those of {i} ∪ N_i class by class, weighted by |D_{j,c}|, to P̄       (Eq. 3)
+    3  sends them, and averages all of {i} ∪ N_i class by class, weighted by |D_{j,c}|, to P̄        (Eq. 3)
 
 and classifies x by the nearest P̄^c. On a complete graph all peers have the paper's global prototypes, bit for bit.
 Lines 1 and 2 and the equations are in prototypes.py and class_means.py.
@@ -29,10 +29,9 @@ Differs from the paper:
 - A class without a received prototype in a round keeps its global prototype (the released code drops it).
 - A class that has had no prototype yet contributes no loss and is never predicted.
 - Peers that do not take part in a round (``participation``) receive, and update their global prototypes.
-- On a sparse graph each peer's global prototypes are those of its own neighborhood.
+- On a sparse graph each peer's global prototypes are the means of its own neighborhood.
 - Until there is a global prototype, the head classifies.
 - The mean skips neighbors that miss the deadline or whose prototypes have diverged, and the peer's own if they have.
-- A last training batch of a single sample is skipped, unless it is the only batch.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Samiul Alam, Luyang Liu, Ming Yan, Mi Zhang: "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
 Extraction", NeurIPS 2022. https://arxiv.org/abs/2212.01548
 
-Decentralized as in DFML (arXiv 2402.01863, Algorithm 3 and appendix A.3.3). A round is that of heterofl.py, except
+Decentralized as in DFML (arXiv 2402.01863, Algorithm 3 and appendix A.3.3). A round is as in heterofl.py, except
 that the channels of a network change:
 
     3  W_n is averaged over the channels X_n that n was given the last time it took part, at first the first ones
@@ -17,16 +17,16 @@ Differs from the paper:
 - there is no server; see heterofl.py for what follows from that. With full participation on a complete graph, W_g is
   the server's model and X_n the paper's.
 - W_g is always as wide as the widest network of the mesh, in DFML as the widest participant.
-- DFML as printed averages a network over the channels of the current round, also those of a peer that was given
+- DFML as printed averages a network over the channels of the current round, also if the peer was given
   others in its last turn. That mixes channels that have nothing to do with each other, and learns far less (see the
   page), so here channels return to where they were taken from, as in FedRolex. A peer sends the number of the first
   one.
 - a peer is given the channels that it has had if the participants do not hold all of the next ones; FedRolex's server
-  remembers those that nobody holds.
-- per round, a slice moves by the same fraction of the channels of all layers: one channel of those with the
-  greatest common divisor of their numbers (dfml-cnn-128-256: by 1 of 128 and 2 of 256), not one of each. So the
-  outputs of a layer and the inputs of the next one always are the same channels, in flattened images and attention
-  heads too.
+  remembers the entries that no participant holds.
+- per round, a slice moves by the same fraction of the channels of all layers: by their number
+  divided by the greatest common divisor of all these numbers (dfml-cnn-128-256: by 1 of 128 and 2 of 256), not by one
+  each. So the outputs of a layer and the inputs of the next one always are the same channels, in flattened images and
+  attention heads too.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2401.03230
 
 Peers with different models exchange class prototypes, train guided by global ones, and classify by the nearest. Means
 of prototypes, as in FedProto, lie closer together than the prototypes of the best peer. So the global ones are
-trained: near the peers' prototypes of the same class, far from those of others, by an adaptive margin:
+trained: near the peers' prototypes of the same class, far from all others, by an adaptive margin:
 
     P̂ = F(P´)     P´: K x d trainable vectors     F: linear d x d, ReLU, linear d x d
 
@@ -27,7 +27,7 @@ Differs from the paper:
 - δ(t) = min(max_c min_{c'≠c} ‖Q^c − Q^c'‖, τ), as in the released code: the largest of the distances between a class
   and the nearest other one. Eq. 9 prints the largest distance between any two (``margin: pairwise-max``). With one
   class δ(t) = 0 (the code takes τ).
-- λ and its distance are those of the released code: λ = 10 with the mean squared error; Eq. 11 as printed is
+- λ and its distance are as in the released code: λ = 10 with the mean squared error; Eq. 11 as printed is
   ``distance: euclidean``, with λ = 0.1.
 - In the first round peers train on the cross-entropy alone, as in the released code; Algorithm 1 sends the random
   initial P̂ before it.
@@ -37,11 +37,10 @@ Differs from the paper:
   graph the two differ only in classes that no peer has.
 - The fixed margin of Table 6 (FM) is τ; the paper does not give its value.
 - Peers that do not take part in a round receive and train P̂ too, so that all copies stay equal.
-- On a sparse graph each peer's global prototypes are those of its own neighborhood.
+- On a sparse graph each peer trains the global prototypes of its own neighborhood.
 - Lines 10 and 11 skip neighbors that miss the deadline or whose prototypes have diverged, and the peer's own if they
   have. After a missed message the copies of P̂ stay different, as training continues from them.
   Equal bits also need the same kind of device and number of threads.
-- A last training batch of a single sample is skipped, unless it is the only batch.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Differs from the paper:
 
 - The paper does not name the loss on the labels, nor α and β: L_WSM, as for its other baselines, and FML's 1/2. Nor
   does it say that memes are weighted; they are, as in Eq. 5.
-- a peer of which a model diverges in training restores both as they were before the round, and sends that meme.
+- if one of a peer's models diverges in training, the peer restores both from before the round and sends that meme.
 - schedule, statistics, optimizer and failures are as in fedavg_dec.py.
 """
 
@@ -45,9 +45,9 @@ class MutualHyper(fedavg_dec.Hyper):
     meme: Annotated[str, AfterValidator(one_architecture)] = "tiny-cnn"
     """Architecture of the meme, the model that is sent: any single one, e.g. dfml-cnn-32-64 (`p2pfl models`)."""
     alpha: Weight = 0.5
-    """α, weight of the labels for the private model; the rest is that of the meme."""
+    """α, weight of the labels for the private model; 1 − α is the weight of the meme."""
     beta: Weight = 0.5
-    """β, weight of the labels for the meme; the rest is that of the private model."""
+    """β, weight of the labels for the meme; 1 − β is the weight of the private model."""
 
 
 @algorithm("fml-dec")

@@ -1,4 +1,4 @@
-"""Decentralized HeteroFL: networks of different widths are averaged entry by entry, over those that hold an entry.
+"""Decentralized HeteroFL: networks of different widths are averaged, each entry over the networks that hold it.
 
 Enmao Diao, Jie Ding, Vahid Tarokh: "HeteroFL: Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients", ICLR 2021. https://arxiv.org/abs/2010.01264
@@ -22,8 +22,8 @@ Differs from the paper:
 
 - there is no server: aggregators and senders are drawn from a stream that all peers share (aggregators.py), and
   idle peers receive nothing. With full participation on a complete graph W_g is the server's model. Eq. 6 as
-  printed divides by the number of participants; like HeteroFL, this divides by the number of those that hold the
-  entry.
+  printed divides by the number of participants; like HeteroFL, this divides by the number of networks that
+  hold the entry.
 - batch-normalization statistics are not sent. Those of a network do not suit another slice, so each peer estimates
   them anew on its training samples when a slice comes back; HeteroFL does so at the end, on the samples of all
   clients.
@@ -31,7 +31,7 @@ Differs from the paper:
 - no scaler: HeteroFL divides activations by a network's rate in training; DFML's version has none.
 - the loss is DFML's. ``supervision: masked`` comes close to HeteroFL's masked cross-entropy.
 - only whole attention heads are sliced, and the same ones of queries, keys and values.
-- the optimizer's state is reset in each local training. A last batch of one sample is skipped if there are others.
+- the optimizer's state is reset in each local training.
 - a sender that gets no reply in time keeps its model; an aggregator continues with the models that arrived.
 - a model that has diverged is excluded; an aggregator with such a model adopts its slice of W_g
   if others hold all of it.

@@ -14,11 +14,11 @@ Differs from the paper (``preset: paper``: its formulas as printed; ``preset: of
 - A ReLU stands *before* the linear head, as in the released code, not on its output.
 - Head, projector and prototypes start equal on all peers (``shared_init``); s_ij compares the heads' changes since
   then (``compare: changes``). The paper starts at random and compares weights. Adam's β1 is 0.9, in the paper 0.5.
-- The optimizer's state persists across rounds, also that of the prototypes, which averaging replaces.
+- The optimizer's state persists across rounds, also for the prototypes, which averaging replaces.
 - Similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases are
   neither sent nor compared.
-- γ counts the samples of {i} and its graph neighbors, including pruned ones; the paper's counts those of all peers,
-  which no peer knows. (Without the pruned ones γ would grow with each of them, and with it the similarity term
+- γ counts the samples of {i} and its graph neighbors, including pruned ones; the paper's counts the samples of all
+  peers, which no peer knows. (Without the pruned ones γ would grow with each of them, and with it the similarity term
   against the regularizer, until the peer is alone.)
 - The degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
   plain projected gradient steps of ``graph_lr``; with the models' rate, the paper's η, it would hardly move.

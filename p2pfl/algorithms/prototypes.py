@@ -2,7 +2,7 @@
 
 P_j^c is peer j's local prototype of class c, the mean feature of its samples of that class; P^c is the global
 prototype. The algorithms differ in how they compute the global prototypes from the local ones; class_means.py sends
-them. Equation numbers are those of "FedTGP", https://arxiv.org/abs/2401.03230, which restates FedProto.
+them. Equation numbers are FedTGP's, https://arxiv.org/abs/2401.03230, which restates FedProto.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def misalignment(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, d
 
 
 def compare_margins(table: PrototypeTable, prototypes: Tensor, known: Tensor) -> dict[str, float]:
-    """Compare the margins of the global prototypes with those of the peers' local ones (Fig. 1 of FedTGP).
+    """Compare the margins of the global prototypes with the margins of the peers' local ones (Fig. 1 of FedTGP).
 
     Returns:
         ``margin``: the smallest distance between two global prototypes. ``peer_margin``: the largest over the peers

@@ -21,7 +21,7 @@ from p2pfl.tensors import Tensors, assign, frozen_of, parameters_of
 
 
 def sliced_part(model: Model) -> dict[str, Tensor]:
-    """Return all parameters, also those that do not train: they are slices, too, of the widest network's."""
+    """Return all parameters. Frozen ones, too, are slices of the widest network's."""
     return parameters_of(model) | frozen_of(model)
 
 

@@ -12,7 +12,7 @@ The first process to open a dataset converts it to .npy files, under a lock:
                                             the columns, notes
 
 The name of an entry ends in a hash of the options and of path, size and times of change of every original file, also
-of those below folders (loaders/fingerprint.py), so that changed files get a new entry. Damaged entries are replaced.
+of files below folders (loaders/fingerprint.py), so that changed files get a new entry. Damaged entries are replaced.
 <user cache> is $XDG_CACHE_HOME or ~/.cache.
 """
 

@@ -99,7 +99,7 @@ def backbone(name: str, features: int | None = None, *, pooled: bool = False) ->
 def head(name: str) -> Callable[[F], F]:
     """Register a function, or a module class, of (features, classes), which builds a head.
 
-    A run file appends its name to that of a backbone: ``models: tiny-cnn+my-head``.
+    A run file appends its name to a backbone's: ``models: tiny-cnn+my-head``.
     """
     check_name(name, "head")
 

@@ -78,8 +78,8 @@ def find_layout(
         head: path of the head; None for the linear layer whose output the network returns.
 
     Raises:
-        ModelError: the network fails, its output is not float [B, classes], in training too, or it is not that of
-            the head.
+        ModelError: the network fails, its output is not float [B, classes], in training too, or it is not the
+            output of the head.
     """
     with kept_random_states():
         network = build()

@@ -256,7 +256,7 @@ class Transport(Section):
     """Folder with the keys that ``p2pfl keys new`` creates. Encrypts all messages, and accepts connections only from
     neighbors, each authenticated by its key. Required if ``host`` is reachable from other hosts."""
     public_keys: dict[NonNegativeInt, str] | None = None
-    """Public keys by peer, 64 hex digits each; default: those in public.yaml in ``keys``."""
+    """Public keys by peer, 64 hex digits each; default: as in public.yaml in ``keys``."""
     insecure: bool = False
     """Allow a network without keys: anyone on it can read and change messages, and impersonate peers."""
     deadline: PositiveFloat = 600.0
@@ -354,7 +354,7 @@ class RunFile(Section):
     codec: Annotated[dict[str, Named], BeforeValidator(_by_kind)] = Field(default={})
     """How tensors in messages are packed: the codec of a plug-in, or ``{kind of message: codec}``; default: none."""
     adversaries: tuple[Attack, ...] = ()
-    """Peers that attack, and how: ``[{peers: [3], name: …}]``; the attacks are those of plug-ins."""
+    """Peers that attack, and how: ``[{peers: [3], name: …}]``; plug-ins define the attacks."""
     transport: Transport = Transport()
     chaos: Chaos = Chaos()
     """Injected faults."""

@@ -43,7 +43,7 @@ class DatasetLabels:
 
     @property
     def pool(self) -> Labels:
-        """Labels of the training samples followed by those of the test samples."""
+        """Labels of the training samples, then of the test samples."""
         return np.concatenate((self.train, self.test))
 
 
