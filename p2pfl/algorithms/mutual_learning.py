@@ -166,9 +166,11 @@ def train_mutually(
             x = peer.inputs(images)
         seeds = peer.streams.numpy("mutual learning").integers(2**62, size=len(participants)).tolist()
         minimize = partial(peer.minimize, x=x, labels=labels)
-        supervised = partial(supervision, labels=labels)
-        mutual_step(
-            participants, students, x, minimize, supervised, factors, seeds, max_graphs, labels if wsl else None
-        )
+        weighted = labels if wsl else None
+
+        def supervised(logits: Tensor) -> Tensor:
+            return supervision(logits, labels)
+
+        mutual_step(participants, students, x, minimize, supervised, factors, seeds, max_graphs, weighted)
 
     peer.train(epochs=epochs, batch=peer.hyper.batch, step=step)

@@ -260,7 +260,7 @@ def _key(name: str, loader: Loader, root: Path) -> str:
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-_KINDS = (np.uint8, 4), (np.float32, 2), (np.float32, 3), (np.int64, 2)
+_KINDS = {(np.dtype(np.uint8), 4), (np.dtype(np.float32), 2), (np.dtype(np.float32), 3), (np.dtype(np.int64), 2)}
 """Type and number of dimensions of inputs."""
 
 
