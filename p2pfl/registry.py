@@ -18,6 +18,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -104,11 +105,31 @@ class Table(Mapping[str, T], Generic[T]):
             raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
 
 
-def discover(package: str, table: Table[Any]) -> None:
-    """Import all modules of a package, which add to the table, and sort that by name."""
+def parse_section(table: Table[Any], what: str, section: Any, base: Path | None = None) -> tuple[str, Any]:
+    """Parse a named thing among the parameters of another one: a name, or a mapping with a name and parameters.
+
+    Args:
+        what: it is, for errors.
+        base: the folder of the run file, where relative paths start.
+
+    Returns:
+        The name, and the options.
+
+    Raises:
+        ValueError: it is something else; OptionErrors if the name or a parameter is wrong.
+    """
+    given = {"name": section} if isinstance(section, str) else section
+    if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
+        raise ValueError(f"should be {what}: a name, or a mapping with a name and its parameters")
+    return name, table.find(name).parse({key: value for key, value in given.items() if key != "name"}, base)
+
+
+def discover(package: str, *tables: Table[Any]) -> None:
+    """Import all modules of a package, which add to these tables, and sort them by name."""
     for module in pkgutil.iter_modules(sys.modules[package].__path__):
         importlib.import_module(f"{package}.{module.name}")
-    table.sort()
+    for table in tables:
+        table.sort()
 
 
 # ---- decorators ----------------------------------------------------------------------------------------------

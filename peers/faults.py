@@ -19,7 +19,7 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.run_file.faults import Partition, PlannedFault, planned_faults
+from p2pfl.run_file.faults import Faults, Partition, PlannedFault, planned_faults
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import append_line
 from p2pfl.run_folder.folder import PeerFolder
@@ -28,7 +28,7 @@ FIRST_ROUND = 0.5
 """Assumed seconds of a round until one has been measured."""
 
 
-class Injector:
+class Injector(Faults):
     """Injects the faults of ``run`` into the process of peer ``me``.
 
     Args:

@@ -45,8 +45,8 @@ TOP = (
 )
 GRAPH_NAMES = ", ".join(GRAPHS)
 MODEL_NAMES = (
-    "tiny4, mapl4, htfe2, htfe3, htfe4, htfe8, htfe9, htc4, htfe8-htc4, htcnn8, dfml-h0, dfml-h1-cnn, "
-    "dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, the members of each "
+    "dfml-h0, dfml-h1-cnn, dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, htc4, htcnn8, htfe2, "
+    "htfe3, htfe4, htfe8, htfe8-htc4, htfe9, mapl4, tiny4, the members of each "
     "(`p2pfl models` lists them), mlp-WIDTH-…, conv1d-WIDTH-… and embedding-WIDTH-…, "
     "or an import path such as my_nets.Net"
 )

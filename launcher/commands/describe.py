@@ -152,13 +152,13 @@ def models(
     """
     from launcher.views.describe import describe_models
     from p2pfl.inputs import size_of
-    from p2pfl.models import GROUPS, MODELS, unknown_model
+    from p2pfl.models import MODELS, groups, unknown_model
     from p2pfl.run_file.load import load_plugins
 
     load_plugins(plugins, [name] if name else [])
     if name is not None and name not in MODELS:
         raise click.BadParameter(unknown_model(name), param_hint="NAME")
-    grouped = {member for group in GROUPS.values() for member in group.members}
+    grouped = {member for group in groups().values() for member in group.members}
     names = [name] if name else [model for model in MODELS if model not in grouped]
     try:
         shape = size_of(inputs, size)

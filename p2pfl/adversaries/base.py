@@ -48,6 +48,6 @@ class Adversary(Options, ABC):
             attacker: this peer.
 
         Returns:
-            A body for all receivers, or one for each; those without one get nothing. Receivers drop a body that the
-            method's layouts do not accept, so this peer refuses to send it.
+            A body for all receivers, or one for each receiver; a receiver without one gets nothing. Receivers drop a
+            body that the method's layouts do not accept, so this peer refuses to send it.
         """

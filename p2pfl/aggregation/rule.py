@@ -39,7 +39,7 @@ class Contributions:
     """What the rule keeps from round to round, in checkpoints too: tensors and plain values. Initially empty."""
 
     def only(self, senders: Collection[PeerId]) -> Contributions:
-        """Return those of some senders, their weights scaled so that they sum to 1, or equal if all are 0."""
+        """Return the contributions of some senders, with weights scaled to sum to 1; equal ones if all are 0."""
         chosen = {j: tensors for j, tensors in self.tensors.items() if j in senders}
         weights = {j: self.weights[j] for j in chosen}
         return replace(self, tensors=chosen, weights=fractions(weights if any(weights.values()) else equal(chosen)))

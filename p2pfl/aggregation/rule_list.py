@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -10,19 +9,17 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, Rule, aggregation
+from p2pfl.registry import parse_section
 from p2pfl.tensors import Tensors
 
 
-def _parsed(section: Mapping[str, Any]) -> Rule:
-    """Return the rule of a section with a name. Raises OptionErrors."""
-    return AGGREGATIONS.find(section["name"]).parse({key: value for key, value in section.items() if key != "name"})
+def _parsed(section: str | dict[str, Any]) -> tuple[str, Rule]:
+    return parse_section(AGGREGATIONS, "a rule", section)
 
 
 def _checked(section: str | dict[str, Any]) -> dict[str, Any]:
-    section = {"name": section} if isinstance(section, str) else section
-    if not isinstance(section.get("name"), str):
-        raise ValueError("should be a rule: a name, or a mapping with a name and its parameters")
-    return {"name": section["name"], **_parsed(section).to_dict()}
+    name, rule = _parsed(section)
+    return {"name": name, **rule.to_dict()}
 
 
 Section = Annotated[str | dict[str, Any], AfterValidator(_checked)]
@@ -46,7 +43,7 @@ class RuleList(Rule):
     @cached_property
     def members(self) -> list[tuple[str, Rule]]:
         """The rules and their names."""
-        return [(section["name"], _parsed(section)) for section in map(_checked, self.rules)]
+        return list(map(_parsed, self.rules))
 
     @property
     def weighted(self) -> bool:  # type: ignore[override]

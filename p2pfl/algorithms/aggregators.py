@@ -12,16 +12,14 @@ then has to wait also follows from the assignments: see ``AggregatorSchedule.pen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import NonNegativeFloat
 
 from p2pfl import PeerId, rng
+from p2pfl.algorithms.base import Fraction
 from p2pfl.learning.losses import Supervision
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
-
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class AggregatorSchedule:
     def pending_rounds(self, net: Net) -> int:
         """Return how many earlier rounds may still have to run, one after the other, once this peer is ready.
 
-        When this peer is ready for round ``net.t``, its last round is over, and so are those before it of that
+        When this peer is ready for round ``net.t``, its last round is over, and so are the earlier rounds of that
         round's participants, and so on. All other rounds may not have begun. The result is the length of the longest
         chain of such rounds, each waiting for the one before, that ends with a participant of round ``net.t``.
         """

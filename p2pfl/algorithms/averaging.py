@@ -48,7 +48,6 @@ class Shared(Body):
 class Averaging(Algorithm[Participation]):
     """The family of FedAvg."""
 
-    state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     share: ClassVar[Share] = "trainable"
     """The part of a model that is sent and averaged, if the run file cannot choose it."""
     weighted: ClassVar[bool] = True

@@ -3,6 +3,8 @@
 An algorithm is the paper's pseudo-code as a coroutine, ``round``, with the paper's equations as pure functions
 beside it. It trains, predicts, exchanges messages and averages. The session that drives it evaluates, measures
 time, counts bytes, logs and writes files.
+
+All algorithms skip a last training batch of a single sample unless it is the only batch; no paper mentions this.
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         """Return the received bodies and this peer's ``local`` one, as a server would see them.
 
         ``Net`` drops received bodies that have diverged. The local one is dropped too: a peer whose training diverged
-        continues with those of the others.
+        continues with the bodies of the others.
         """
         return {**received, self.me: local} if self.note_contribution(local) else dict(received)
 

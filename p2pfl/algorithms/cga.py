@@ -18,7 +18,7 @@ Differs from the paper:
 
 - ``optimizer: adam`` may take the place of the momentum in line 4.
 - Batch-normalization statistics stay local, or are averaged as in dpsgd.py (``share_statistics: true``); gradients
-  are those of training mode, with the statistics of the batch.
+  are computed in training mode, with the statistics of the batch.
 - The weight of a neighbor whose model is missing or has diverged goes to the local model; a gradient that is missing
   or has diverged does not bind line 3. A peer whose local gradient has diverged takes no step; if its model has, it
   stays diverged.

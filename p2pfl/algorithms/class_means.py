@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -113,7 +114,7 @@ C = TypeVar("C", bound=ClassMeanTraining)
 
 
 class ClassMeans(Algorithm[C]):
-    """Global means per class, ``prototypes`` [K, d], of local ones; ``known`` [K] marks those that exist."""
+    """Global means per class, ``prototypes`` [K, d], of local ones; ``known`` [K] marks the classes that have one."""
 
     named_loss = True
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "prototypes", "known")
@@ -124,6 +125,8 @@ class ClassMeans(Algorithm[C]):
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
         self.prototypes = torch.zeros(self.model.classes, self.width, device=self.device)
         self.known = torch.zeros(self.model.classes, dtype=torch.bool, device=self.device)
+        self.measured: dict[str, float] = {}
+        """What the method measured in the last round, if it measures anything."""
 
     @property
     def width(self) -> int:
@@ -147,18 +150,28 @@ class ClassMeans(Algorithm[C]):
         counts = self.local_counts() if self.sends_counts else ()
         await net.exchange(Prototypes(self.prototypes[list(local)], local, counts), participants)
 
-    async def exchange_prototypes(self, net: Net, participants: Collection[PeerId]) -> PrototypeTable:
-        """Send the local prototypes if this peer takes part; return those of all participants that arrived."""
-        nothing = Prototypes(self.prototypes[:0], (), ())
-        body = self.local_prototypes() if self.me in participants else nothing
+    async def train_and_exchange(self, net: Net) -> PrototypeTable:
+        """Train and send the local means, if this peer takes part; return the means of the participants nearby."""
+        participants = net.participants(self.hyper.participation)
+        body = Prototypes(self.prototypes[:0], (), ())
+        if self.me in participants:
+            self.local_training()
+            body = self.local_prototypes()
         bodies = await self.exchange_including_own(net, body, participants)
         return PrototypeTable.of(bodies, self.width, self.device)
+
+    def local_training(self) -> None:
+        """Train for E epochs over the local samples."""
+        self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def average_prototypes(self, table: PrototypeTable) -> None:
         """Update the global means, Eq. 3 of FedTGP; absent classes keep theirs."""
         means, present = class_means(table, self.model.classes, weighted=True, aggregation=self.aggregation)
         self.prototypes = torch.where(present[:, None], means, self.prototypes)
         self.known = self.known | present
+
+    def diagnostics(self) -> Mapping[str, float]:
+        return {name: value for name, value in self.measured.items() if math.isfinite(value)}
 
     def layouts(self) -> Sequence[Layout]:
         rows = {0: self.model.classes}

@@ -28,17 +28,15 @@ Differs from the paper:
   ``supervision`` replaces the cross-entropy in both, as in DFML's experiments.
 - each local training and each mutual learning starts with a new optimizer.
 - batch-normalization statistics travel with the parameters; both models are in training mode in line 4.
-- a last batch of one sample is skipped if there are others.
 - a receiver whose sender is late, dead or diverged keeps its model.
-- a sender whose training diverges restores its model and sends that; a receiver restores its model if the one that
-  arrived diverges. A model with NaN or infinity in its logits stops teaching.
+- a sender whose training diverges restores its model and sends the restored one; a receiver restores its model if the
+  model that arrived diverges. A model with NaN or infinity in its logits stops teaching.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -46,7 +44,7 @@ from torch import Tensor
 
 from p2pfl import rng
 from p2pfl.algorithms.base import Algorithm, Work
-from p2pfl.algorithms.mutual_learning import make_participants, mutual_step
+from p2pfl.algorithms.mutual_learning import make_participants, train_mutually
 from p2pfl.algorithms.pairs import PairSchedule
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning import losses
@@ -152,18 +150,8 @@ class DefKT(Algorithm[Hyper]):
 
     def mutual_learning(self, arrived: Model) -> None:
         """Line 4: update both models in place by K epochs over the local samples."""
-        h = self.hyper
-        participants = make_participants([arrived, self.model], h.make_optimizer, by_size=False)
-
-        def step(images: Tensor, labels: Tensor) -> None:
-            with self.streams.torch("augmentation"):
-                x = self.inputs(images)
-            seeds = self.streams.numpy("mutual learning").integers(2**62, size=len(participants)).tolist()
-            minimize = partial(self.minimize, x=x, labels=labels)
-            supervision = partial(self.supervision, labels=labels)
-            mutual_step(participants, participants, x, minimize, supervision, (1.0, 1.0), seeds)
-
-        self.train(epochs=h.mutual_epochs, batch=h.batch, step=step)
+        models = make_participants([arrived, self.model], self.hyper.make_optimizer, by_size=False)
+        train_mutually(self, models, models, self.supervision, (1.0, 1.0), self.hyper.mutual_epochs)
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(self.local_model(), constants={"buffers": constants_of(self.model)})]

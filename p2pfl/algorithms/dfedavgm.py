@@ -14,7 +14,6 @@ Differs from the paper:
 - Local work is counted in epochs over random batches rather than in steps.
 - The variant that sends quantized differences is not implemented.
 - Batch-normalization statistics stay local.
-- A last training batch of a single sample is skipped, unless it is the only batch.
 - The weight of a neighbor that misses the deadline, or whose model has diverged, goes to the local model;
   ``weights`` returns the nominal row.
 """

@@ -27,7 +27,7 @@ Differs from the paper:
 - α rises along a cosine to α_max in the last round of its period, as in the paper's figures; Eq. 4 as printed falls.
   Its first value is a little above 0, as the first round of a period is step 1. ``shape: full`` falls again.
 - each period is 10 rounds longer than the previous one; the paper does not specify by how much.
-- losses are means over a batch; Eqs. 2 and 3 are sums. A last batch of one sample is skipped if there are others.
+- losses are means over a batch; Eqs. 2 and 3 are sums.
 - the optimizer's state is reset in each local training and at each aggregation; the paper does not specify this.
 - low participation: N/|S| rounds of a period count as peaks, as in the paper's formula; its example has half of that.
 - batch-normalization statistics travel with the parameters; at the aggregator all models are in training mode.
@@ -35,7 +35,7 @@ Differs from the paper:
 - models of one architecture start with different weights; the paper does not specify this. Those of its baselines
   start with equal weights.
 - ``ace`` masks the classes that a batch lacks, as Caccia et al. do for new data (there is no replay here);
-  ``masked``, which was called ``ace`` before, those that a peer lacks.
+  ``masked`` masks the classes that a peer lacks.
 - a sender that gets no reply in time keeps its model and its peak model; an aggregator continues with the models that
   arrived, and does not aggregate if none did.
 - a model with NaN or infinity in its logits stops teaching; its owner does not adopt a model that has diverged.
@@ -46,23 +46,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import dry_rounds, presets
+from p2pfl.algorithms import presets
 from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule, Assignment
 from p2pfl.algorithms.alpha_schedule import AlphaSchedule
-from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load
-from p2pfl.algorithms.mutual_learning import loss_factors, make_participants, mutual_step
+from p2pfl.algorithms.mutual_learning import loss_factors, make_participants, train_mutually
 from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning import losses
-from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
 from p2pfl.learning.losses import Supervision
 from p2pfl.learning.optimizers import OptimizerName
 from p2pfl.messaging.net import Net
@@ -114,7 +113,6 @@ class DFML(Algorithm[Hyper]):
     replies = True
     state = ("model", "peak", "peak_alpha", "peak_round")
     norm_statistics = "sent with the models"
-    dry_round = dry_rounds.dfml
 
     def setup(self) -> None:
         h = self.hyper
@@ -139,6 +137,22 @@ class DFML(Algorithm[Hyper]):
             if updated:
                 self.update_peak(t, alpha, net)  # line 6
         self._diagnostics |= {"peak_alpha": self.peak_alpha, "peak_age": t - self.peak_round}
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        h, assignment = self.hyper, self.schedule.assignment(t, net)
+        if self.me not in assignment.participants:
+            return
+        await work.train(epochs=h.local_epochs, batch=h.batch)
+        if self.me == assignment.aggregator:
+            deadline_factor = self.schedule.models_deadlines(net)
+            pupils = await net.gather(Pupil, of=assignment.senders, deadline_factor=deadline_factor)
+            if pupils:
+                await work.train(epochs=h.mutual_epochs, batch=h.batch, models=len(pupils) + 1)
+            replies = {n: Taught(pupil.parameters, pupil.buffers) for n, pupil in pupils.items()}
+            await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})
+        else:
+            await net.send(assignment.aggregator, Pupil.of(self.model))
+            await net.gather(Taught, of=[assignment.aggregator], deadline_factor=self.schedule.reply_deadlines(net))
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
@@ -187,19 +201,9 @@ class DFML(Algorithm[Hyper]):
         participants = make_participants([models[n] for n in ids], h.make_optimizer, by_size=h.teachers == "size")
         students = participants if h.mutual else [participants[ids.index(self.me)]]
         factors = loss_factors(alpha, h.scheduled)
-
-        def step(images: Tensor, labels: Tensor) -> None:
-            with self.streams.torch("augmentation"):
-                x = self.inputs(images)
-            seeds = self.streams.numpy("mutual learning").integers(2**62, size=len(ids)).tolist()
-            minimize = partial(self.minimize, x=x, labels=labels)
-            supervision = partial(self.supervision, labels=labels)
-            weighted = labels if h.wsl else None
-            mutual_step(
-                participants, students, x, minimize, supervision, factors, seeds, h.mutual_batch_models, weighted
-            )
-
-        self.train(epochs=h.mutual_epochs, batch=h.batch, step=step)
+        train_mutually(
+            self, participants, students, self.supervision, factors, h.mutual_epochs, h.mutual_batch_models, h.wsl
+        )
         self._diagnostics["models"] = len(models)
 
     def update_peak(self, t: int, alpha: float, net: Net) -> None:
@@ -210,27 +214,16 @@ class DFML(Algorithm[Hyper]):
             self.peak.load_state_dict(clone(self.model.state_dict()))  # a copy of extra state, too
             self.peak_alpha, self.peak_round = max(self.peak_alpha, alpha), t
 
-    def predict_peak(self, x: Tensor) -> Tensor:
-        """Return the peak model's class scores [B, K]."""
-        scores: Tensor = self.peak(x)
-        return scores
-
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The peak model on the test samples; both models on the validation samples, the paper's local accuracy."""
-        yield ExtraMetric("peak", self.predict_peak, self.data.test)
-        if whole:
-            yield ExtraMetric("peak_global", self.predict_peak, self.data.global_test)
+        yield from on_test_samples("peak", self.peak, self.data, whole)
         yield ExtraMetric("local", self.predict, self.data.validation)
-        yield ExtraMetric("peak_local", self.predict_peak, self.data.validation)
+        yield ExtraMetric("peak_local", self.peak, self.data.validation)
 
     def diagnostics(self) -> Mapping[str, float]:
         """α of the round, α_n after it, rounds since the last update of the peak model (from the start if there was
         none), and at an aggregator the number of models, with the local one."""
         return self._diagnostics
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Also accept the states of earlier versions, which have no ``peak_round``."""
-        super().load_state_dict({"peak_round": -1, **state})
 
     def layouts(self) -> Sequence[Layout]:
         """Models of every architecture of the mesh may arrive to be taught; only the peer's own comes back."""

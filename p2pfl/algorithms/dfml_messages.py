@@ -15,7 +15,7 @@ from p2pfl.tensors import assign, buffers_of, frozen_of, parameters_of
 class Pupil(Body):
     """W_s on its way to the aggregator: name of the architecture, parameters, batch-normalization statistics.
 
-    Also those parameters that do not train, in which models of one architecture may differ.
+    Also the parameters that do not train, in which models of one architecture may differ.
     """
 
     architecture: str

@@ -25,7 +25,7 @@ Differs from the paper:
 - The average is weighted by sample counts, as in FedAvg.
 - λ is given, not chosen on validation samples; the robust aggregations of the paper's comparisons are left out.
 - Optimizer state and batch-normalization statistics of the two models are separate. With ``share_statistics: true``
-  those of w_i are averaged.
+  the statistics of w_i are averaged.
 - Training of v_i that diverges is rolled back; v_i is not trained while w_i is a diverged model.
 """
 
@@ -63,9 +63,7 @@ class DittoHyper(AnyPart):
 class Ditto(Averaging):
     """Ditto, Algorithm 1."""
 
-    summary = (
-        "as fedavg, but each peer also trains a personal model, kept near the average, which it is evaluated with"
-    )
+    summary = "as fedavg, but each peer also trains a personal model, kept near the average; that model is evaluated"
     title = "Ditto: Fair and Robust Federated Learning Through Personalization"
     authors = "Li, Hu, Beirami, Smith"
     venue = "ICML 2021"

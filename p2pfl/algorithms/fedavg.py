@@ -18,9 +18,8 @@ Differs from the paper:
 - Peers outside S_t neither train nor send, but receive and average, so that they start from the current model when
   selected. A peer that receives no model in a round keeps its own.
 - With a momentum, which the paper does not have, the optimizer's state persists across rounds.
-- Batch-normalization statistics stay local, unless ``share_statistics: true`` averages them too; then those of a peer
-  that receives no model in a round stay.
-- A last training batch of a single sample is skipped, unless it is the only batch.
+- Batch-normalization statistics stay local, unless ``share_statistics: true`` averages them too. The statistics of a
+  peer that receives no model in a round stay.
 - The average skips neighbors that miss the deadline and models that have diverged: a peer whose training diverged
   continues with the average of the others.
 """

@@ -21,7 +21,7 @@ Differs from the paper:
   neighbors of the aggregator.
 - batch-normalization statistics stay local, unless ``share_statistics: true`` averages them too.
 - the optimizer's state is reset in each local training. (The paper does not specify this.)
-- the loss is a mean over the batch; Eq. 2 is a sum. A last batch of one sample is skipped if there are others.
+- the loss is a mean over the batch; Eq. 2 is a sum.
 - a sender that gets no reply in time keeps its model; an aggregator continues with the models that arrived.
 - a model that has diverged is excluded; an aggregator with such a model adopts the others' average.
 """

@@ -29,11 +29,10 @@ Differs from the paper:
 - both views of a batch pass the content net together.
 - projector and predictor have half as many hidden units as there are features, and a quarter as outputs, like
   FedStyle's 256 and 128 for ResNet18's 512.
-- the paper gives no numbers for the linear probe; those of Zhuang et al. (2021), which it cites, are the defaults.
+- the paper gives no numbers for the linear probe; the defaults are from Zhuang et al. (2021), whom it cites.
 - peers that do not take part in a round neither train nor send, but receive and average.
 - an average excludes neighbors that miss the deadline, and diverged nets, also the peer's own; of none, w stays. What
   is not averaged is restored if its training diverges.
-- a last batch of a single image is skipped if there are others.
 """
 
 from __future__ import annotations

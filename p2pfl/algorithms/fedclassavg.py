@@ -14,7 +14,7 @@ are ours):
     5  C_i ← Σ_j n_j C_j / Σ_j n_j  over the j ∈ S_t that are i or its neighbors
 
 L_CL is the supervised contrastive loss, L_CE the cross-entropy. On a complete graph the heads of all peers are equal
-after each round, and they are the paper's global classifier. Lines 1, 4 and 5 are those of LG-FedAvg.
+after each round, and they are the paper's global classifier. Lines 1, 4 and 5 are LG-FedAvg's.
 
 Differs from the paper (``preset: official``: the released code, except for the first four points):
 
@@ -26,7 +26,7 @@ Differs from the paper (``preset: official``: the released code, except for the 
 - A batch of fewer samples than ``batch`` is used, except a last one of a single sample.
 - L_CL has the temperature 0.2, as in MAPL, and compares directions of features. The released code has inner products
   at the temperature 100, and a weight of 100 / 0.07.
-- L_CE is the mean over both views, as in MAPL; the released code has that of the first views.
+- L_CE is the mean over both views, as in MAPL; the released code takes the first views only.
 - The proximal term is the squared distance; the released code has the sum of the mean squares of weight and bias.
 - The optimizer's state persists across rounds. The released code starts anew in each, with β1 = 0.5.
 - Local training that diverges is rolled back.
@@ -71,7 +71,7 @@ class ContrastiveHyper(Participation):
     mu: NonNegativeFloat = 0.1
     """μ, weight of the proximal term, which keeps the head near the average (ρ in the paper)."""
     proximal: Literal["sum", "mean"] = "sum"
-    """sum: of the squared differences; mean: that of the weight and that of the bias, added."""
+    """Of the squared differences: their sum, or their mean in the weight plus their mean in the bias."""
 
     PRESETS: ClassVar[Presets] = presets.FEDCLASSAVG
 

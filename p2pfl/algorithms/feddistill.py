@@ -10,7 +10,7 @@ paper's Algorithm 1; line numbers are ours)
 
     1  trains on  φ(F_i(x), y) + γ · φ(F_i(x), F̂^y)   with the cross-entropy φ, where a global mean F̂^y exists
     2  computes its local means  F̄_i^c = mean of F_i(x) over its training samples x of class c, as line 1 sees them
-    3  sends them, and averages those of its neighbors class by class, each peer's equally, to F̂
+    3  sends them, and averages its neighbors' class by class, each peer's equally, to F̂
 
 and classifies x by its model. The messages, and line 3, are FedProto's (class_means.py), with logits for features.
 
@@ -25,10 +25,9 @@ Differs from the paper:
 - Federated augmentation, a generative model of all classes that the paper trains at the server from samples that
   devices upload, is left out.
 - Peers that do not take part in a round (``participation``) receive, and update their global means.
-- On a sparse graph each peer's global means are those of its neighborhood.
+- On a sparse graph each peer's global means are over its neighborhood.
 - The mean skips neighbors that miss the deadline or whose means have diverged, the peer's own if they have, and means
   of probabilities that are none. A peer whose model diverges in training restores it from before.
-- A last training batch of a single sample is skipped, unless it is the only batch.
 """
 
 from __future__ import annotations
@@ -99,10 +98,9 @@ class FedDistill(ClassMeans[Hyper]):
 
     def setup(self) -> None:
         super().setup()
-        self.sums = torch.zeros(
-            self.model.classes, self.width, device=self.device
-        )  # of the round's outputs, by class
-        self.counts = torch.zeros(self.model.classes, dtype=torch.int64, device=self.device)
+        classes = self.model.classes
+        self.sums = torch.zeros(classes, self.width, device=self.device)  # of the round's outputs, by class
+        self.counts = torch.zeros(classes, dtype=torch.int64, device=self.device)
 
     @property
     def width(self) -> int:
@@ -110,14 +108,13 @@ class FedDistill(ClassMeans[Hyper]):
         return self.model.classes
 
     async def round(self, t: int, net: Net) -> None:
-        h = self.hyper
-        participants = net.participants(h.participation)
+        table = await self.train_and_exchange(net)  # lines 1 and 2
+        self.average_prototypes(self.teaching(table))  # line 3
+
+    def local_training(self) -> None:
         self.sums.zero_()
         self.counts.zero_()
-        if self.me in participants:
-            self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)  # lines 1 and 2
-        table = await self.exchange_prototypes(net, participants)
-        self.average_prototypes(self.teaching(table))  # line 3
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         h, logits = self.hyper, self.model(x)

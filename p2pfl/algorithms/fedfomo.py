@@ -1,4 +1,4 @@
-"""FedFomo without a server: ask a few neighbors for their models, and mix those that lower the local validation loss.
+"""FedFomo without a server: average the models of a few neighbors that lower the local validation loss.
 
 Michael Zhang, Karan Sapra, Sanja Fidler, Serena Yeung, Jose M. Alvarez: "Personalized Federated Learning with First
 Order Model Optimization", ICLR 2021. https://arxiv.org/abs/2012.08565
@@ -19,8 +19,8 @@ If no model lowers the loss, peer i returns to θ_i^t.
 Differs from the paper:
 
 - There is no server that keeps P, draws A_i and forwards models: each peer keeps its row of P, sends A_i to all
-  neighbors, and its model to those that asked. On a sparse graph only neighbors can be asked. A_i is sent before
-  training, so that nobody waits for it.
+  neighbors, and its model to the neighbors that asked. On a sparse graph only neighbors can be asked. A_i is sent
+  before training, so that no peer waits for it.
 - Exploration follows the released code: ε falls by a constant per round, and each of the M is drawn independently.
   The local model is always a candidate beside them (the code's "5 models" are 4 and the local one).
 - The first round mixes too; affinities are then equal. Equal ones are in random order.
@@ -28,10 +28,10 @@ Differs from the paper:
 - Line 6 is computed as Σ_j w⁺_ij θ_j^{t+½}: the weights sum to 1.
 - The optimizer's state persists across rounds; with plain SGD there is none.
 - Batch-normalization statistics stay local: other models are evaluated with the peer's own, and so is θ_i^t where the
-  peer returns to it: the statistics are then those of its last local training.
-- Losses above 10⁶, and those that are not finite, count as 10⁶.
-- Local training that diverges is rolled back. A neighbor that misses the deadline, or whose model has diverged, is no
-  candidate in the round, and its affinity stays. A model is not waited for if its owner's request has not arrived.
+  peer returns to it: the statistics then stay as in its last local training.
+- Losses above 10⁶, NaN and infinity count as 10⁶.
+- Local training that diverges is rolled back. A neighbor that misses the deadline, or whose model has diverged, is
+  left out of the round; its affinity stays. A model is not waited for if the request of its owner has not arrived.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def chosen(
     exploration: float,
     draw: np.random.Generator,
 ) -> tuple[PeerId, ...]:
-    """Line 1: A_i, ``count`` of the sources or all of them, ascending; those with equal affinity in random order."""
+    """Line 1: A_i, ``count`` of the sources or all of them, ascending; ties are in random order."""
     best_first, explored = (
         [int(j) for j in draw.permutation(np.array(sorted(sources), dtype=np.int64))] for _ in range(2)
     )
@@ -134,7 +134,7 @@ class FedFomo(Algorithm[Hyper]):
     def setup(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
         self.affinity: dict[PeerId, float] = {}
-        """P_ij of the neighbors that have been asked; that of the others is 0."""
+        """P_ij of the neighbors that have been asked; all others have 0."""
         self.w: dict[PeerId, float] = {self.me: 1.0}
         self.loss_before = 0.0
 
@@ -168,7 +168,7 @@ class FedFomo(Algorithm[Hyper]):
         return asked
 
     async def exchange_models(self, net: Net, asked: Sequence[PeerId], local: Parameters) -> dict[PeerId, Parameters]:
-        """Send the local model to those that asked for it; receive those of the ``asked``."""
+        """Send the local model to the peers that asked for it; receive the models of the ``asked``."""
         requests = await net.gather(Request)
         await net.broadcast(local, to=[j for j, request in requests.items() if self.me in request.peers])
         return await net.gather(Parameters, of=[j for j in asked if j in requests], deadline_factor=MODELS_DEADLINES)

@@ -20,13 +20,13 @@ Differs from the paper:
   classes of line 4 are drawn from a stream that all peers share, so that on a complete graph all have the same G
   until one misses a head or joins late.
   Only the heads and the counts are sent, where a server also sends G.
-- The settings are those of FedTGP's authors: 32 uniform noise values, one hidden layer as wide as the features, Adam
+- The settings are FedTGP's authors': 32 uniform noise values, one hidden layer as wide as the features, Adam
   with learning rate 0.1, started anew in each round, S = 100. Heads count by samples, where Eq. 4 has 1/K.
 - Line 1 generates as many features as a batch has samples, at least two. G is not trained there. In round 0, before
   any counts are known, nothing is generated.
 - p̂ is over the peers whose counts have arrived so far, and the peer itself once it has taken part.
 - Batch normalization in G normalizes by the batch, in line 1 too.
-- A peer that receives no head keeps G. A G that has diverged is replaced by the one from before.
+- A peer that receives no head keeps G. A G that has diverged is restored.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ As FedTGP's paper compares with it (Table 1; https://arxiv.org/abs/2401.03230).
 
 Each peer has a private model of any architecture (the paper's mentor) and a small meme that all share (its mentee),
 as in FML (fml.py). With the features z and the outputs p of both, and a matrix W_i that maps features of the meme to
-those of the private model, line 2 of FML takes steps on (line numbers are ours)
+features of the private model, line 2 of FML takes steps on (line numbers are ours)
 
     2a  L_i = CE_i + (KL(p_m ‖ p_i) + ‖z_i − W_i z_m‖² / d) / (CE_i + CE_m)
         L_m = CE_m + (KL(p_i ‖ p_m) + ‖z_i − W_i z_m‖² / d) / (CE_i + CE_m)
@@ -20,12 +20,12 @@ Differs from the paper:
 - The memes' parameters are decomposed, as in the code of FedTGP's authors; the paper decomposes updates. Neighbors
   on a sparse graph do not know what an update is to be added to, and a lost one would be missed in all later rounds.
 - The weights of the convolutions are a matrix of one row per output channel; FedTGP's authors decompose each kernel.
-  A matrix that is no smaller when decomposed is sent whole, and exact.
+  A matrix is sent whole, and exact, if decomposing does not make it smaller.
 - The weights 1 / (CE_i + CE_m) and the other model's p are constants. KL is the mean over the batch; FedTGP's authors
   also divide it by the number of classes.
 - The squares count once for each model and for W_i, where L_i + L_m has them twice for W_i; both codes add the two
   losses, so that they count twice for all.
-- The average is weighted by samples; that of both codes is not.
+- The average is weighted by samples; both codes have a plain average.
 - Features are compared where the head takes them; the models here need not have attention or as many layers.
 - The norm of each gradient, of either model and of W_i, is clipped to 10, as by FedTGP's authors: where both models
   are right, the weight of the squares grows beyond bounds.
@@ -111,7 +111,7 @@ def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
 
 
 def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
-    """Return the parameters, of the shapes and on the device of those ``like`` them; None if parts do not fit."""
+    """Return the parameters, with the shapes and on the device of ``like``; None if parts do not fit."""
     found = {}
     for name, parameter in like.items():
         value = body.values[name]
@@ -189,7 +189,7 @@ class FedKD(Averaging):
         return compressed(values, 1.0 if self.what_diverged(values) else self.energy, len(self.data.train))
 
     def recovered(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
-        """Recover the memes; those that cannot be, or are products that have diverged, count as missing."""
+        """Recover the memes. One counts as missing if it cannot be recovered, or if the product has diverged."""
         like, found = self.shared_part(), {}
         for j, body in received.items():
             values = recovered(body, like) if isinstance(body, Factors) else None

@@ -9,7 +9,7 @@ t, peer i
 
     1  trains on  cross-entropy + λ · distance of f_i(x) to the global prototype P̄^y                (Eq. 4)
     2  computes its local prototypes  P_i^c = mean of f_i(x) over its training samples of class c     (Eq. 2)
-    3  sends them, and averages those of {i} ∪ N_i class by class, weighted by |D_{j,c}|, to P̄       (Eq. 3)
+    3  sends them, and averages all of {i} ∪ N_i class by class, weighted by |D_{j,c}|, to P̄        (Eq. 3)
 
 and classifies x by the nearest P̄^c. On a complete graph all peers have the paper's global prototypes, bit for bit.
 Lines 1 and 2 and the equations are in prototypes.py and class_means.py.
@@ -29,10 +29,9 @@ Differs from the paper:
 - A class without a received prototype in a round keeps its global prototype (the released code drops it).
 - A class that has had no prototype yet contributes no loss and is never predicted.
 - Peers that do not take part in a round (``participation``) receive, and update their global prototypes.
-- On a sparse graph each peer's global prototypes are those of its own neighborhood.
+- On a sparse graph each peer's global prototypes are the means of its own neighborhood.
 - Until there is a global prototype, the head classifies.
 - The mean skips neighbors that miss the deadline or whose prototypes have diverged, and the peer's own if they have.
-- A last training batch of a single sample is skipped, unless it is the only batch.
 """
 
 from __future__ import annotations
@@ -41,9 +40,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from p2pfl.algorithms import presets
+from p2pfl.algorithms.class_means import ClassMeans, Prototypes
 from p2pfl.algorithms.presets import Presets
-from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins
+from p2pfl.algorithms.prototypes import GuidedTraining, compare_margins, guided_loss, mean_features, nearest_prototype
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.messaging.net import Net
@@ -62,7 +64,7 @@ class Hyper(GuidedTraining):
 
 
 @algorithm("fedproto")
-class FedProto(PrototypeGuided[Hyper]):
+class FedProto(ClassMeans[Hyper]):
     """FedProto: global prototypes are means."""
 
     summary = "class prototypes are sent and averaged; features are pulled to them, the nearest one classifies"
@@ -71,21 +73,29 @@ class FedProto(PrototypeGuided[Hyper]):
     venue = "AAAI 2022"
     url = "https://arxiv.org/abs/2105.00243"
     Hyper = Hyper
+    equal_features = True
 
     def setup(self) -> None:
         super().setup()
         self.sends_counts = self.hyper.weighted
 
     async def round(self, t: int, net: Net) -> None:
-        h = self.hyper
-        participants = net.participants(h.participation)
-        if self.me in participants:
-            self.train(epochs=h.local_epochs, batch=h.batch)  # line 1
-        table = await self.exchange_prototypes(net, participants)  # line 2
+        table = await self.train_and_exchange(net)  # lines 1 and 2
         self.measured = {}
         if len(table):
             self.average_prototypes(table)  # line 3
             self.measured = compare_margins(table, self.prototypes, self.known)
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Line 1."""
+        return guided_loss(self, x, labels)
+
+    def local_prototypes(self) -> Prototypes:
+        """Line 2."""
+        return mean_features(self)
+
+    def predict(self, x: Tensor) -> Tensor:
+        return nearest_prototype(self, x)
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The backbone with the head, which ``predict`` uses only until a prototype is known."""

@@ -3,7 +3,7 @@
 Samiul Alam, Luyang Liu, Ming Yan, Mi Zhang: "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
 Extraction", NeurIPS 2022. https://arxiv.org/abs/2212.01548
 
-Decentralized as in DFML (arXiv 2402.01863, Algorithm 3 and appendix A.3.3). A round is that of heterofl.py, except
+Decentralized as in DFML (arXiv 2402.01863, Algorithm 3 and appendix A.3.3). A round is as in heterofl.py, except
 that the channels of a network change:
 
     3  W_n is averaged over the channels X_n that n was given the last time it took part, at first the first ones
@@ -17,27 +17,30 @@ Differs from the paper:
 - there is no server; see heterofl.py for what follows from that. With full participation on a complete graph, W_g is
   the server's model and X_n the paper's.
 - W_g is always as wide as the widest network of the mesh, in DFML as the widest participant.
-- DFML as printed averages a network over the channels of the current round, also those of a peer that was given
+- DFML as printed averages a network over the channels of the current round, also if the peer was given
   others in its last turn. That mixes channels that have nothing to do with each other, and learns far less (see the
   page), so here channels return to where they were taken from, as in FedRolex. A peer sends the number of the first
   one.
 - a peer is given the channels that it has had if the participants do not hold all of the next ones; FedRolex's server
-  remembers those that nobody holds.
-- per round, a slice moves by the same fraction of the channels of all layers: one channel of those with the
-  greatest common divisor of their numbers (dfml-cnn-128-256: by 1 of 128 and 2 of 256), not one of each. So the
-  outputs of a layer and the inputs of the next one always are the same channels, in flattened images and attention
-  heads too.
+  remembers the entries that no participant holds.
+- per round, a slice moves by the same fraction of the channels of all layers: by their number
+  divided by the greatest common divisor of all these numbers (dfml-cnn-128-256: by 1 of 128 and 2 of 256), not by one
+  each. So the outputs of a layer and the inputs of the next one always are the same channels, in flattened images and
+  attention heads too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from p2pfl.algorithms.fedavg_dec import Averaged, Trained
-from p2pfl.algorithms.heterofl import HeteroFL
+from torch import Tensor
+
+from p2pfl import PeerId
+from p2pfl.algorithms.aggregators import Aggregation
+from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Trained
 from p2pfl.algorithms.registration import algorithm
-from p2pfl.algorithms.width_scaling import Slice, Whole, common_steps
+from p2pfl.algorithms.sliced_models import SlicedModels, estimate_statistics, sliced_part
 from p2pfl.models import Model
 from p2pfl.tensors import Tensors
 
@@ -57,7 +60,7 @@ class AveragedSlice(Averaged):
 
 
 @algorithm("fedrolex")
-class FedRolex(HeteroFL):
+class FedRolex(FedAvgDec):
     """Decentralized FedRolex (DFML, Algorithm 3)."""
 
     summary = "as heterofl, but over channels that roll by the round"
@@ -65,43 +68,47 @@ class FedRolex(HeteroFL):
     authors = "Alam, Liu, Yan, Zhang"
     venue = "NeurIPS 2022"
     url = "https://arxiv.org/abs/2212.01548"
+    Hyper = Aggregation
+    norm_statistics = "estimated anew on local samples"
     state = ("model", "first")
 
     def setup(self) -> None:
         self.first = 0
+        """The first step of X_n."""
+        networks = list(map(super().initial, dict.fromkeys(self.architectures)))
+        self.slices = SlicedModels(self.name, networks, rolling=True)
         super().setup()
 
-    @property
-    def units(self) -> int:
-        """Steps until a slice is back at the first channel."""
-        return common_steps(self.widths[-1], self.widths[0])
+    def initial(self, architecture: str) -> Model:
+        """Return the model from which all peers with this architecture start: a slice of the widest one's."""
+        return self.slices.sliced(super().initial(architecture), super().initial(self.slices.widths[-1].name))
 
-    def mean(self, models: Sequence[tuple[Slice, Tensors]]) -> Whole:
-        return Whole.mean(self.widths[-1], self.units, models)
+    def shared_part(self, model: Model) -> dict[str, Tensor]:
+        return sliced_part(model)
 
     def trained(self, model: Model) -> Trained:
-        body = super().trained(model)
-        return TrainedSlice(body.architecture, body.values, body.samples, self.first)
+        return TrainedSlice(model.name, self.shared_part(model), len(self.data.train), self.first)
 
     def averaged(self, values: Tensors) -> Averaged:
         return AveragedSlice(values, 0)
 
-    def averaged_slice(self, values: Tensors, slice_: Slice) -> Averaged:
-        return AveragedSlice(values, slice_.first)
-
-    def slice_of(self, trained: Trained) -> Slice:
-        """Return X_n, the channels that a model was given."""
-        assert isinstance(trained, TrainedSlice)
-        return replace(super().slice_of(trained), first=trained.first)
-
-    def next_slice(self, last: Slice, t: int) -> Slice:
-        """Return X_n of the next round (Eq. 9)."""
-        return replace(last, first=(t + 1) % self.units)
+    def aggregated(self, trained: Mapping[PeerId, Trained], t: int) -> dict[PeerId, Averaged]:
+        """Return W_g[X_n] (lines 3 and 4): for the next X_n (Eq. 9), or the last one if W_g lacks some of that."""
+        bodies = {**trained, self.me: self.trained(self.model)}
+        first = {n: body.first for n, body in bodies.items() if isinstance(body, TrainedSlice)}
+        x = {n: self.slices.slice_of(bodies[n].architecture, step) for n, step in first.items()}
+        models = {n: (x[n], body) for n, body in trained.items()}
+        following = (t + 1) % self.slices.units
+        wanted = {n: [self.slices.slice_of(bodies[n].architecture, following), last] for n, last in x.items()}
+        return self.slices.averaged(
+            models, wanted, lambda values, slice_: AveragedSlice(values, slice_.first), self.aggregation
+        )
 
     def adopt(self, averaged: Averaged) -> None:
         assert isinstance(averaged, AveragedSlice)
         super().adopt(averaged)
+        estimate_statistics(self)
         self.first = averaged.first
 
     def ranges(self) -> dict[str, range]:
-        return {**super().ranges(), "first": range(self.units)}
+        return {**super().ranges(), "first": range(self.slices.units)}

@@ -155,7 +155,7 @@ class APFLSSL(FedAvgSSL):
 @dataclass(frozen=True)
 class DittoHyper(fedavg_ssl.Hyper):
     mu: NonNegativeFloat = 2.0
-    """μ, how strongly the personal net is kept near the one that is averaged."""
+    """μ, how strongly the personal net is kept near the averaged net."""
 
 
 @algorithm("ditto-ssl")

@@ -22,7 +22,7 @@ def sobel(images: Tensor) -> Tensor:
     Edges are rescaled to the value range of their image; an image without edges becomes its darkest value.
 
     Args:
-        images: uint8 [B, C, H, W], as is the result.
+        images: uint8 [B, C, H, W], like the result.
     """
     x = images.to(torch.float32)
     kernels = torch.stack([_SOBEL, _SOBEL.T]).unsqueeze(1).to(x.device)
@@ -37,14 +37,14 @@ def style_loss(z: Tensor, temperature: float) -> Tensor:
     """L_style, Eq. 2: supervised InfoNCE with two labels, the peer's style and edges.
 
     Args:
-        z: float [2 B, d], the projections of B images, then those of their edges.
+        z: float [2 B, d], the projections of B images, then of their edges.
     """
     styles = torch.arange(2, device=z.device).repeat_interleave(len(z) // 2)
     return supervised_contrastive(z, styles, temperature)
 
 
 def with_edges(images: Tensor, data: PeerData) -> Tensor:
-    """Return the network input [2 B, C, H, W] of images, uint8 [B, C, H, W], followed by that of their edges."""
+    """Return the network input [2 B, C, H, W] of images, uint8 [B, C, H, W], followed by the input of their edges."""
     return data.input(torch.cat([images, sobel(images)]), augmented=False)
 
 

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2401.03230
 
 Peers with different models exchange class prototypes, train guided by global ones, and classify by the nearest. Means
 of prototypes, as in FedProto, lie closer together than the prototypes of the best peer. So the global ones are
-trained: near the peers' prototypes of the same class, far from those of others, by an adaptive margin:
+trained: near the peers' prototypes of the same class, far from all others, by an adaptive margin:
 
     P̂ = F(P´)     P´: K x d trainable vectors     F: linear d x d, ReLU, linear d x d
 
@@ -27,7 +27,7 @@ Differs from the paper:
 - δ(t) = min(max_c min_{c'≠c} ‖Q^c − Q^c'‖, τ), as in the released code: the largest of the distances between a class
   and the nearest other one. Eq. 9 prints the largest distance between any two (``margin: pairwise-max``). With one
   class δ(t) = 0 (the code takes τ).
-- λ and its distance are those of the released code: λ = 10 with the mean squared error; Eq. 11 as printed is
+- λ and its distance are as in the released code: λ = 10 with the mean squared error; Eq. 11 as printed is
   ``distance: euclidean``, with λ = 0.1.
 - In the first round peers train on the cross-entropy alone, as in the released code; Algorithm 1 sends the random
   initial P̂ before it.
@@ -37,11 +37,10 @@ Differs from the paper:
   graph the two differ only in classes that no peer has.
 - The fixed margin of Table 6 (FM) is τ; the paper does not give its value.
 - Peers that do not take part in a round receive and train P̂ too, so that all copies stay equal.
-- On a sparse graph each peer's global prototypes are those of its own neighborhood.
+- On a sparse graph each peer trains the global prototypes of its own neighborhood.
 - Lines 10 and 11 skip neighbors that miss the deadline or whose prototypes have diverged, and the peer's own if they
   have. After a missed message the copies of P̂ stay different, as training continues from them.
   Equal bits also need the same kind of device and number of threads.
-- A last training batch of a single sample is skipped, unless it is the only batch.
 """
 
 from __future__ import annotations
@@ -57,9 +56,17 @@ from torch.nn.functional import one_hot, relu
 
 from p2pfl import rng
 from p2pfl.algorithms import presets
-from p2pfl.algorithms.class_means import PrototypeTable, class_means
+from p2pfl.algorithms.class_means import ClassMeans, Prototypes, PrototypeTable, class_means
 from p2pfl.algorithms.presets import Presets
-from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins, distances, margins
+from p2pfl.algorithms.prototypes import (
+    GuidedTraining,
+    compare_margins,
+    distances,
+    guided_loss,
+    margins,
+    mean_features,
+    nearest_prototype,
+)
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.tensors import Tensors
@@ -164,7 +171,7 @@ class TrainablePrototypes(nn.Module):
 
 
 @algorithm("fedtgp")
-class FedTGP(PrototypeGuided[Hyper]):
+class FedTGP(ClassMeans[Hyper]):
     """FedTGP, Algorithm 1. Its diagnostics include δ(t), as ``delta``."""
 
     summary = "as fedproto, but the global prototypes are trained to lie apart, not averaged"
@@ -176,7 +183,8 @@ class FedTGP(PrototypeGuided[Hyper]):
     venue = "AAAI 2024"
     url = "https://arxiv.org/abs/2401.03230"
     Hyper = Hyper
-    state = (*PrototypeGuided.state, "trainable")
+    equal_features = True
+    state = (*ClassMeans.state, "trainable")
 
     def setup(self) -> None:
         super().setup()
@@ -185,18 +193,25 @@ class FedTGP(PrototypeGuided[Hyper]):
         self.trainable = trainable.to(self.device)
 
     async def round(self, t: int, net: Net) -> None:
-        h = self.hyper
-        participants = net.participants(h.participation)  # line 4
-        if self.me in participants:
-            self.train(epochs=h.local_epochs, batch=h.batch)  # line 7
-        table = await self.exchange_prototypes(net, participants)  # lines 8, 9
+        table = await self.train_and_exchange(net)  # lines 4 and 7 to 9
         self.measured = {}
         if len(table):
             centers, present = class_means(table, self.model.classes, weighted=False, aggregation=self.aggregation)
-            margin = adaptive_margin(centers[present], h)  # line 10
+            margin = adaptive_margin(centers[present], self.hyper)  # line 10
             self.train_prototypes(table, margin, net)  # line 11
             self.known = self.known | present
             self.measured = compare_margins(table, self.prototypes, self.known) | {"delta": margin}
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Line 7."""
+        return guided_loss(self, x, labels)
+
+    def local_prototypes(self) -> Prototypes:
+        """Line 8."""
+        return mean_features(self)
+
+    def predict(self, x: Tensor) -> Tensor:
+        return nearest_prototype(self, x)
 
     def train_prototypes(self, table: PrototypeTable, margin: float, net: Net) -> None:
         """Line 11, with shuffles that are the same on every peer."""

@@ -2,7 +2,7 @@
 
 Hadi Jamali-Rad, Mohammad Abdizadeh, Anuj Singh: "Federated Learning with Taskonomy for Non-IID Data", IEEE
 Transactions on Neural Networks and Learning Systems, 2022. https://arxiv.org/abs/2103.15947
-Details are those of the authors' code, https://github.com/hjraad/FLT.
+Details follow the authors' code, https://github.com/hjraad/FLT.
 
 An autoencoder, equal on all peers, has an encoder E and a decoder D. On peer i, in round 0 (line numbers are ours):
 
@@ -28,14 +28,14 @@ Differs from the paper:
   loss on test images, and lowers the learning rate while it finetunes.
 - One small autoencoder for all images: the code's for gray ones, with as many channels as the images have, and
   without the sigmoid at its end, as images are normalized. For colors the code has a residual one.
-- Embedded centers are those that UMAP fitted; the code transforms them a second time, which moves them slightly.
+- Embedded centers are as UMAP fitted them; the code transforms them a second time, which moves them slightly.
 - Fewer than four centers are too few for UMAP: no neighbor is dropped.
 - A neighbor whose centers do not arrive in round 0, e.g. because it joins later, is not dropped; nor is one that has
-  another autoencoder, because a message of AllReduce was lost. A peer whose centers have diverged drops nobody.
+  another autoencoder, because a message of AllReduce was lost. A peer whose centers have diverged drops no neighbor.
 - The average is over the peers that take part in the round, and all averages are of the models that were sent. The
   code can average the last models of all clients, and averages in place: one client after the other.
 - Disjoint clusters, which the paper can make of the graph by hierarchical clustering, are not available.
-- An autoencoder that has diverged in an epoch is replaced by the one from before. All that fedavg.py lists.
+- An autoencoder that has diverged in an epoch is restored from before it. All that fedavg.py lists.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Differs from the paper:
 - α and β are FedTGP's 1/2.
 - Both models have the same optimizer settings, and the optimizer's state persists across rounds.
 - Memes start equal on all peers, and private models with different weights.
-- A peer of which a model diverges in training restores both as they were before the round, and sends that meme.
+- If one of a peer's models diverges in training, the peer restores both from before the round and sends that meme.
 - Other tasks than the meme's, and heads for them, are left out: both models have the dataset's classes.
 """
 
@@ -74,9 +74,9 @@ class WithMeme(AnyPart):
 @dataclass(frozen=True)
 class MemeHyper(WithMeme):
     alpha: Weight = 0.5
-    """α, weight of the labels for the private model; the rest is that of the meme."""
+    """α, weight of the labels for the private model; 1 − α is the weight of the meme."""
     beta: Weight = 0.5
-    """β, weight of the labels for the meme; the rest is that of the private model."""
+    """β, weight of the labels for the meme; 1 − β is the weight of the private model."""
 
 
 def distillation(student: Tensor, teacher: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ Differs from the paper:
 
 - The paper does not name the loss on the labels, nor α and β: L_WSM, as for its other baselines, and FML's 1/2. Nor
   does it say that memes are weighted; they are, as in Eq. 5.
-- a peer of which a model diverges in training restores both as they were before the round, and sends that meme.
+- if one of a peer's models diverges in training, the peer restores both from before the round and sends that meme.
 - schedule, statistics, optimizer and failures are as in fedavg_dec.py.
 """
 
@@ -32,15 +32,12 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator
 from torch import Tensor
 
-from p2pfl import rng
 from p2pfl.algorithms import fedavg_dec
 from p2pfl.algorithms.fedavg_dec import FedAvgDec
-from p2pfl.algorithms.fml import Weight, distillation, one_architecture
+from p2pfl.algorithms.fml import Weight, distillation, initial_meme, one_architecture
 from p2pfl.algorithms.registration import algorithm
-from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.models import Model
-from p2pfl.options import OptionErrors
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,9 @@ class MutualHyper(fedavg_dec.Hyper):
     meme: Annotated[str, AfterValidator(one_architecture)] = "tiny-cnn"
     """Architecture of the meme, the model that is sent: any single one, e.g. dfml-cnn-32-64 (`p2pfl models`)."""
     alpha: Weight = 0.5
-    """α, weight of the labels for the private model; the rest is that of the meme."""
+    """α, weight of the labels for the private model; 1 − α is the weight of the meme."""
     beta: Weight = 0.5
-    """β, weight of the labels for the meme; the rest is that of the private model."""
+    """β, weight of the labels for the meme; 1 − β is the weight of the private model."""
 
 
 @algorithm("fml-dec")
@@ -71,11 +68,7 @@ class FMLDec(FedAvgDec):
 
     def initial(self, architecture: str) -> Model:
         """Return the meme from which all peers start."""
-        try:
-            with rng.torch_seeded(self.seed, "fml-dec.meme"):
-                return self.build_named(architecture)
-        except ModelError as error:
-            raise OptionErrors([(("meme",), str(error))]) from None
+        return initial_meme(self, architecture)
 
     @property
     def sent(self) -> Model:
@@ -101,12 +94,7 @@ class FMLDec(FedAvgDec):
             "meme_kl": (1 - h.beta) * distillation(z_meme, z),
         }
 
-    def predict_meme(self, x: Tensor) -> Tensor:
-        """Return the meme's class scores [B, K]."""
-        scores: Tensor = self.meme(x)
-        return scores
-
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The private model's local accuracy, and the meme on the test samples."""
         yield from super().extra_metrics(whole)
-        yield ExtraMetric("meme", self.predict_meme, self.data.test)
+        yield ExtraMetric("meme", self.meme, self.data.test)

@@ -14,11 +14,11 @@ Differs from the paper (``preset: paper``: its formulas as printed; ``preset: of
 - A ReLU stands *before* the linear head, as in the released code, not on its output.
 - Head, projector and prototypes start equal on all peers (``shared_init``); s_ij compares the heads' changes since
   then (``compare: changes``). The paper starts at random and compares weights. Adam's β1 is 0.9, in the paper 0.5.
-- The optimizer's state persists across rounds, also that of the prototypes, which averaging replaces.
+- The optimizer's state persists across rounds, also for the prototypes, which averaging replaces.
 - Similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases are
   neither sent nor compared.
-- γ counts the samples of {i} and its graph neighbors, including pruned ones; the paper's counts those of all peers,
-  which no peer knows. (Without the pruned ones γ would grow with each of them, and with it the similarity term
+- γ counts the samples of {i} and its graph neighbors, including pruned ones; the paper's counts the samples of all
+  peers, which no peer knows. (Without the pruned ones γ would grow with each of them, and with it the similarity term
   against the regularizer, until the peer is alone.)
 - The degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
   plain projected gradient steps of ``graph_lr``; with the models' rate, the paper's η, it would hardly move.
@@ -41,8 +41,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import dry_rounds, mapl_losses, presets
-from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms import mapl_losses, presets
+from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.mapl_graph import GraphLearning, collaborative_graph_learning, confidence, similarities
 from p2pfl.algorithms.mapl_prototypes import Prototypes, aggregate
 from p2pfl.algorithms.registration import algorithm
@@ -112,7 +112,6 @@ class MAPL(Algorithm[Hyper]):
     prunes = named_loss = True
     learns_weights = True
     state = ("model", "projector", "prototypes", "w", "known_neighbors", "samples", "spent", "optimizer")
-    dry_round = dry_rounds.mapl
 
     def setup(self) -> None:
         h, head = self.hyper, self.model.linear_head
@@ -150,6 +149,16 @@ class MAPL(Algorithm[Hyper]):
         self.note_contribution(own)
         received = await net.exchange(own)  # line 7
         own.values.copy_(aggregate(own, received, self.w, self.aggregation))  # line 8
+        if h.message_budget:
+            await self.check_message_budget(t, net, h.message_budget)
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        """Nothing is pruned."""
+        h = self.hyper
+        await work.train(epochs=h.local_epochs, batch=h.batch)
+        if h.cgl and t >= h.warmup:
+            await net.exchange(self.local_head())
+        await net.exchange(self.local_prototypes())
         if h.message_budget:
             await self.check_message_budget(t, net, h.message_budget)
 

@@ -1,7 +1,7 @@
 """MAPL's collaborative graph learning: Algorithm 2 of the paper, as pure functions. See mapl.py for what differs.
 
 Notation: peer i with the neighbors N_i, mixing weights w_i on the simplex, head similarity s_ij, confidence γ_j.
-Vectors are float64 [n] over {i} ∪ N_i, or over those of them whose heads arrived; ``me`` is the position of i.
+Vectors are float64 [n] over {i} ∪ N_i, as far as their heads arrived; ``me`` is the position of i.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MAPL+: MAPL for peers with equal backbones, which average those too.
+"""MAPL+: MAPL for peers with equal backbones, which are averaged too.
 
 From "MAPL: Model Agnostic Peer-to-peer Learning", Sayak Mukherjee, Andrea Simonetto, Hadi Jamali-Rad, 2024,
 appendix B and Table 9. https://arxiv.org/abs/2403.19792

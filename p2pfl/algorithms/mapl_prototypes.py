@@ -1,4 +1,4 @@
-"""MAPL's prototypes: the message, and how those of several peers are combined. See mapl.py."""
+"""MAPL's prototypes: the message, and how a peer combines the prototypes of several peers. See mapl.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Prototypes(Body):
 def aggregate(own: Prototypes, received: Mapping[PeerId, Prototypes], w: Tensor, aggregation: Aggregator) -> Tensor:
     """Algorithm 3, line 8: ξ_i ← w_ii ξ_i + Σ_{j∈N_i} w_ij ξ_j, with w [M] renormalized over the received ones.
 
-    Rows of classes without samples at any peer with a positive weight stay those of ``own``. Rules in place of the
+    Rows of classes without samples at any peer with a positive weight stay as in ``own``. Rules in place of the
     mean combine each row over the peers with samples of its class.
     """
     me = aggregation.me

@@ -16,7 +16,7 @@ class Encoder(nn.Module):
     """E, Eqs. 7 and 8: one two-layer network per parameter tensor, applied to each of the tensor's channels.
 
     Args:
-        parameters: those of a model like the ones to be encoded.
+        parameters: of a model like the models to encode.
         hidden: outputs of the first layer.
         width: d, outputs of the second layer: length of the code of one channel.
         mean: scale the codes so that the inner product of two is a mean over channels and layers, not a sum.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2pfl import rng
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.models import Model
 from p2pfl.tensors import assign, buffers_of, clone
 
@@ -138,3 +141,36 @@ def mutual_step(
             weights = 1.0 if wsl_labels is None else wsl_weights(student, teachers, wsl_labels)
             distilled = distillation(student, teachers, participant.phi * finite, weights)
             minimize(participant.optimizer, gamma * supervised + alpha * distilled)
+
+
+def train_mutually(
+    peer: Algorithm[Any],
+    participants: Sequence[Participant],
+    students: Sequence[Participant],
+    supervision: Callable[[Tensor, Tensor], Tensor],
+    factors: tuple[float, float],
+    epochs: int,
+    max_graphs: int | None = None,
+    wsl: bool = False,
+) -> None:
+    """Update the students' models in place by ``epochs`` over the peer's samples.
+
+    Args:
+        supervision: L_WSM of logits and labels.
+        factors, max_graphs: as in ``mutual_step``.
+        wsl: distillation weights samples by ``wsl_weights``.
+    """
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        with peer.streams.torch("augmentation"):
+            x = peer.inputs(images)
+        seeds = peer.streams.numpy("mutual learning").integers(2**62, size=len(participants)).tolist()
+        minimize = partial(peer.minimize, x=x, labels=labels)
+        weighted = labels if wsl else None
+
+        def supervised(logits: Tensor) -> Tensor:
+            return supervision(logits, labels)
+
+        mutual_step(participants, students, x, minimize, supervised, factors, seeds, max_graphs, weighted)
+
+    peer.train(epochs=epochs, batch=peer.hyper.batch, step=step)

@@ -34,7 +34,7 @@ class PairSchedule:
     def pairs(self, t: int, net: Net) -> dict[PeerId, PeerId]:
         """Return {sender: receiver} of round ``t``, equal on every peer; no peer is in two pairs.
 
-        In a random order, each peer sends to the first of those that it may send to, if both are free. On a complete
+        In a random order, each free peer sends to the first free peer that it may send to. On a complete
         graph all sets of pairs are equally likely; on a sparse one there may be fewer pairs than asked for.
         """
         if t not in self._drawn:
@@ -63,7 +63,7 @@ class PairSchedule:
     def deadlines(self, sender: PeerId, net: Net) -> float:
         """Return how many deadlines this peer, ready for round ``net.t``, waits until ``sender`` has trained in it.
 
-        The sender may still have earlier rounds to run, and in those in which it receives wait for others. The result
+        The sender may still have earlier rounds to run, and may wait for others in them. The result
         is the length of the longest chain of such work, each waiting for the one before.
         """
         over = self._rounds_over(net)

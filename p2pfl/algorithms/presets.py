@@ -1,7 +1,7 @@
 """What the presets of each method change, against its defaults, which are what works best here.
 
 ``paper`` is the formulas as printed, ``official`` the released code; the pages in docs/algorithms say what differs
-and why. A method without ``official`` has no released code that we know of.
+and why. We know of no released code of a method without ``official``.
 """
 
 from __future__ import annotations

@@ -2,15 +2,13 @@
 
 P_j^c is peer j's local prototype of class c, the mean feature of its samples of that class; P^c is the global
 prototype. The algorithms differ in how they compute the global prototypes from the local ones; class_means.py sends
-them. Equation numbers are those of "FedTGP", https://arxiv.org/abs/2401.03230, which restates FedProto.
+them. Equation numbers are FedTGP's, https://arxiv.org/abs/2401.03230, which restates FedProto.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -29,6 +27,11 @@ class GuidedTraining(ClassMeanTraining):
     distance: Literal["mse", "euclidean"] = "mse"
     """mse: mean over batch and dimensions of (f(x) − P^y)²; euclidean: mean over the batch's classes of the
     distance between the class's mean feature and P^c (Eq. 4 as printed)."""
+
+    @property
+    def weight(self) -> float:
+        """λ."""
+        return {"mse": 10.0, "euclidean": 0.1}[self.distance] if self.alignment is None else self.alignment
 
 
 # ---- equations -----------------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ def misalignment(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, d
 
 
 def compare_margins(table: PrototypeTable, prototypes: Tensor, known: Tensor) -> dict[str, float]:
-    """Compare the margins of the global prototypes with those of the peers' local ones (Fig. 1 of FedTGP).
+    """Compare the margins of the global prototypes with the margins of the peers' local ones (Fig. 1 of FedTGP).
 
     Returns:
         ``margin``: the smallest distance between two global prototypes. ``peer_margin``: the largest over the peers
@@ -95,50 +98,37 @@ def compare_margins(table: PrototypeTable, prototypes: Tensor, known: Tensor) ->
     }
 
 
-# ---- the part of a peer that both algorithms share -----------------------------------------------------------
-
-G = TypeVar("G", bound=GuidedTraining)
+# ---- the parts of a peer that both algorithms share ----------------------------------------------------------
 
 
-class PrototypeGuided(ClassMeans[G]):
-    """Local training guided by global prototypes, ``prototypes`` [K, d]; ``known`` [K] marks those that exist."""
+def guided_loss(peer: ClassMeans[Any], x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Eq. 4: the loss on the labels, and the distance of the features to the global prototypes, as far as known."""
+    z = peer.model.backbone(x)
+    terms = peer.label_loss(peer.model.head(z), labels)
+    if bool(peer.known.any()):
+        distance = misalignment(z, labels, peer.prototypes, peer.known, peer.hyper.distance)
+        terms["proto"] = peer.hyper.weight * distance
+    return terms
 
-    equal_features = True
 
-    def setup(self) -> None:
-        super().setup()
-        h = self.hyper
-        self.alignment = h.alignment if h.alignment is not None else {"mse": 10.0, "euclidean": 0.1}[h.distance]
-        self.measured: dict[str, float] = {}
+@torch.no_grad()
+def mean_features(peer: ClassMeans[Any]) -> Prototypes:
+    """Eq. 2 over the training samples, without augmentation, with the model in evaluation mode."""
+    classes, local = peer.model.classes, peer.data.local_classes
+    sums = torch.zeros(classes, peer.model.features, device=peer.device)
+    with peer.streams.evaluation():
+        for x, labels in peer.data.sweep(peer.data.train):
+            z = widened(peer.model.backbone(x))
+            sums += one_hot(labels, classes).to(z.dtype).T @ z
+    counts = peer.local_counts()
+    values = sums[list(local)] / torch.tensor(counts, dtype=sums.dtype, device=peer.device)[:, None]
+    return Prototypes(values, local, counts if peer.sends_counts else ())
 
-    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        z = self.model.backbone(x)
-        terms = self.label_loss(self.model.head(z), labels)
-        if bool(self.known.any()):
-            distance = misalignment(z, labels, self.prototypes, self.known, self.hyper.distance)
-            terms["proto"] = self.alignment * distance
-        return terms
 
-    @torch.no_grad()
-    def local_prototypes(self) -> Prototypes:
-        """Eq. 2 over the training samples, without augmentation, with the model in evaluation mode."""
-        classes, local = self.model.classes, self.data.local_classes
-        sums = torch.zeros(classes, self.model.features, device=self.device)
-        with self.streams.evaluation():
-            for x, labels in self.data.sweep(self.data.train):
-                z = widened(self.model.backbone(x))
-                sums += one_hot(labels, classes).to(z.dtype).T @ z
-        counts = self.local_counts()
-        values = sums[list(local)] / torch.tensor(counts, dtype=sums.dtype, device=self.device)[:, None]
-        return Prototypes(values, local, counts if self.sends_counts else ())
-
-    def predict(self, x: Tensor) -> Tensor:
-        """Return minus the distance to each global prototype, −inf for unknown classes; the head's logits if no
-        prototype is known yet."""
-        if not bool(self.known.any()):
-            return super().predict(x)
-        return -distances(self.model.backbone(x), self.prototypes).masked_fill(~self.known, torch.inf)
-
-    def diagnostics(self) -> Mapping[str, float]:
-        """Return the margins of the last round (``compare_margins``), if anything was received in it."""
-        return {name: value for name, value in self.measured.items() if math.isfinite(value)}
+def nearest_prototype(peer: ClassMeans[Any], x: Tensor) -> Tensor:
+    """Return minus the distance to each global prototype, [B, K], −inf for unknown classes; the head's logits if no
+    prototype is known yet."""
+    if not bool(peer.known.any()):
+        logits: Tensor = peer.model(x)
+        return logits
+    return -distances(peer.model.backbone(x), peer.prototypes).masked_fill(~peer.known, torch.inf)

@@ -62,7 +62,7 @@ class Width:
         return sum(map(math.prod, self.shapes.values()))
 
     def misfit(self, wider: Width) -> str | None:
-        """Return why this network is no slice of ``wider``, if so."""
+        """Return why this network is not a slice of ``wider``; None if it is."""
         if surplus := sorted(self.channels.keys() ^ wider.channels.keys()):
             owner = self if surplus[0] in self.channels else wider
             return f"only {owner.name} has a tensor {surplus[0]}"
@@ -144,7 +144,7 @@ class Whole:
         Takes as much memory again as all models.
 
         Args:
-            models: those of which this is the mean.
+            models: of which this is the mean.
         """
         held: dict[PeerId, dict[str, Tensor]] = {}
         spread: dict[PeerId, dict[str, Tensor]] = {}

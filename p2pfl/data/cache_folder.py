@@ -1,4 +1,4 @@
-"""Where datasets are kept on this host, and the lock of those that prepare one.
+"""Where datasets are kept on this host, and the lock of processes that prepare one.
 
 A user may have no home folder, or one that cannot be written, as in containers that run with an arbitrary user id.
 Then a folder of that user's in the temporary folder takes its place, unless a variable names another.
@@ -64,7 +64,7 @@ def _folders(variable: str, name: str) -> list[Path]:
 
 
 def _substitute() -> Path:
-    """Return a folder that nobody else can write: anybody could have created one in the temporary folder."""
+    """Return a folder that only this user can write: others may have created one in the temporary folder."""
     folder = Path(tempfile.gettempdir()) / f"p2pfl-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(0o700)

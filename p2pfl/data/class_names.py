@@ -50,7 +50,7 @@ def without_samples(
     for what, mask in ways.items():
         if len(found := np.flatnonzero(mask)):
             listed = ", ".join(names[k] if names else str(k) for k in found[:LISTED])
-            more = f" and {len(found) - LISTED} more" * (len(found) > LISTED)
+            more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
             noun = "class" if len(found) == 1 else f"{len(found)} of {classes} classes:"
             notes.append(f"{what} of {noun} {listed}{more}")
     if not names and not in_train[0] and not in_test[0]:

@@ -12,7 +12,7 @@ The first process to open a dataset converts it to .npy files, under a lock:
                                             the columns, notes
 
 The name of an entry ends in a hash of the options and of path, size and times of change of every original file, also
-of those below folders (loaders/fingerprint.py), so that changed files get a new entry. Damaged entries are replaced.
+of files below folders (loaders/fingerprint.py), so that changed files get a new entry. Damaged entries are replaced.
 <user cache> is $XDG_CACHE_HOME or ~/.cache.
 """
 
@@ -136,7 +136,7 @@ class Dataset:
         mirror: whether mirroring an image keeps its label.
         columns: further properties of the samples, by name.
         vocabulary: number of different tokens; 0 for other inputs.
-        sha256: of all that training and tests depend on; empty in a cache that an earlier version has written.
+        sha256: of all that training and tests depend on; empty for one that was not opened from a cache.
         class_names: a different name for each class, which can be printed; empty if classes have only numbers.
         notes: what users should know about these data: columns that are not used, classes without samples.
     """
@@ -221,21 +221,20 @@ def _missing(loader: Loader, root: Path) -> list[Path]:
 def _fetch(name: str, loader: Loader, root: Path, download: bool, missing: list[Path], base: Path | None) -> None:
     """Download missing files, or raise a DataError with instructions to get them."""
     folder = missing[0].parent
-    folders = [folder]
     given = next(
         (path for path in vars(loader).values() if isinstance(path, Path) and root / path == missing[0]), None
     )
+    folders = [folder]
     if given is not None and not given.is_absolute() and base is not None:
         folders.insert(0, (base / given).parent.absolute())
-    problem = (
-        f"{name}: missing {', '.join(path.name for path in missing)}; looked in {' and '.join(map(str, folders))}"
-    )
     there: list[str] = []
     for place in folders if given is not None else ():
         with suppress(OSError):
             there += os.listdir(place)
-    hint = did_you_mean(missing[0].name, there)
-    problem += f"{hint or '.'} "
+    problem = (
+        f"{name}: missing {', '.join(path.name for path in missing)}; looked in {' and '.join(map(str, folders))}"
+        f"{did_you_mean(missing[0].name, there) or '.'} "
+    )
     if folder.is_relative_to(root):
         relative = folder.relative_to(root)
         content = missing[0].name if relative == Path() else f"{relative}/"
@@ -261,34 +260,27 @@ def _key(name: str, loader: Loader, root: Path) -> str:
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
+_KINDS = {(np.dtype(np.uint8), 4), (np.dtype(np.float32), 2), (np.dtype(np.float32), 3), (np.dtype(np.int64), 2)}
+"""Type and number of dimensions of inputs."""
+
+
 def _check(name: str, arrays: Any) -> None:
+    """Raise DataError if a loader's arrays are not what ``DatasetArrays`` describes."""
     if not isinstance(arrays, DatasetArrays):
         raise DataError(f"{name}: read should return DatasetArrays, not {type(arrays).__name__}")
-    for array in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels):
-        if not isinstance(array, np.ndarray):
-            raise DataError(f"{name}: inputs and labels should be NumPy arrays, not {type(array).__name__}")
-    kinds = {(np.dtype(np.uint8), 4), (np.dtype(np.float32), 2), (np.dtype(np.float32), 3), (np.dtype(np.int64), 2)}
-    for split, images in (("training", arrays.train_images), ("test", arrays.test_images)):
-        if len(images) == 0:
-            raise DataError(f"{name}: no {split} samples; training and test samples are needed")
-        if (images.dtype, images.ndim) not in kinds:
-            expected = "uint8 [N, C, H, W], float32 [N, D] or [N, C, L], or int64 [N, L]"
-            raise DataError(f"{name}: inputs are {images.dtype} {list(images.shape)}; expected {expected}")
-        if images.dtype == np.float32 and not np.isfinite(images).all():
-            sample, *place = map(int, np.argwhere(~np.isfinite(images))[0])
-            where = f"{split} sample {sample} at {place} (both counted from 0)"
-            raise DataError(f"{name}: inputs contain NaN or infinity, e.g. {where}; replace or remove these samples")
-        if images.dtype == np.int64 and not 0 <= images.min(initial=0) <= images.max(initial=0) < arrays.vocabulary:
-            found = f"from {images.min()} to {images.max()}"
-            hint = "; integers are tokens, counted from 0: store other inputs as float" if images.min() < 0 else ""
-            raise DataError(f"{name}: tokens range {found}, but the vocabulary is {arrays.vocabulary}{hint}")
+    splits = (
+        ("training", arrays.train_images, arrays.train_labels),
+        ("test", arrays.test_images, arrays.test_labels),
+    )
+    for split, images, labels in splits:
+        for array in (images, labels):
+            if not isinstance(array, np.ndarray):
+                raise DataError(f"{name}: inputs and labels should be NumPy arrays, not {type(array).__name__}")
+        _check_inputs(name, split, images, arrays.vocabulary)
     if arrays.train_images.shape[1:] != arrays.test_images.shape[1:]:
         shapes = f"{arrays.train_images.shape[1:]} for training, {arrays.test_images.shape[1:]} for testing"
         raise DataError(f"{name}: inputs have different shapes: {shapes}")
-    for split, images, labels in (
-        ("training", arrays.train_images, arrays.train_labels),
-        ("test", arrays.test_images, arrays.test_labels),
-    ):
+    for split, images, labels in splits:
         if len(images) != len(labels):
             raise DataError(f"{name}: {len(images)} {split} inputs but {len(labels)} labels")
         if labels.dtype != np.int64 or labels.ndim != 1:
@@ -300,6 +292,22 @@ def _check(name: str, arrays: Any) -> None:
     texts = isinstance(names, list | tuple | np.ndarray) and all(isinstance(each, str) for each in names)
     if not texts or len(names) not in (0, arrays.classes):
         raise DataError(f"{name}: class_names should be a list of {arrays.classes} texts, one for each class")
+
+
+def _check_inputs(name: str, split: str, images: Inputs, vocabulary: int) -> None:
+    if len(images) == 0:
+        raise DataError(f"{name}: no {split} samples; training and test samples are needed")
+    if (images.dtype, images.ndim) not in _KINDS:
+        expected = "uint8 [N, C, H, W], float32 [N, D] or [N, C, L], or int64 [N, L]"
+        raise DataError(f"{name}: inputs are {images.dtype} {list(images.shape)}; expected {expected}")
+    if images.dtype == np.float32 and not np.isfinite(images).all():
+        sample, *place = map(int, np.argwhere(~np.isfinite(images))[0])
+        where = f"{split} sample {sample} at {place} (both counted from 0)"
+        raise DataError(f"{name}: inputs contain NaN or infinity, e.g. {where}; replace or remove these samples")
+    if images.dtype == np.int64 and not 0 <= images.min(initial=0) <= images.max(initial=0) < vocabulary:
+        found = f"from {images.min()} to {images.max()}"
+        hint = "; integers are tokens, counted from 0: store other inputs as float" if images.min() < 0 else ""
+        raise DataError(f"{name}: tokens range {found}, but the vocabulary is {vocabulary}{hint}")
 
 
 def _store(name: str, arrays: DatasetArrays, entry: Path, *, alone: bool) -> None:
@@ -364,7 +372,7 @@ def _load(name: str, entry: Path) -> Dataset | None:
             return None
         columns = {
             column: Column(tuple(values), arrays["train_columns"][row], arrays["test_columns"][row])
-            for row, (column, values) in enumerate(metadata.get("columns", {}).items())
+            for row, (column, values) in enumerate(metadata["columns"].items())
         }
         return Dataset(
             name,
@@ -375,8 +383,8 @@ def _load(name: str, entry: Path) -> Dataset | None:
             std=tuple(metadata["std"]),
             mirror=metadata["mirror"],
             columns=columns,
-            vocabulary=metadata.get("vocabulary", 0),
-            sha256=metadata.get("sha256", ""),
+            vocabulary=metadata["vocabulary"],
+            sha256=metadata["sha256"],
             class_names=tuple(metadata["class_names"]),
             notes=tuple(metadata["notes"]),
         )

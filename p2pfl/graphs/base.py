@@ -26,7 +26,7 @@ class Schedule:
     Args:
         rounds: returns it.
         period: rounds after which the graphs repeat; None if they do not.
-        fields: parameters that replace those that name files, in a resolved run file.
+        fields: parameters that replace the names of files in a resolved run file.
     """
 
     def __init__(self, rounds: Rounds, period: int | None, fields: Mapping[str, Any] | None = None) -> None:
@@ -86,7 +86,7 @@ class Graph(Options):
         raise disconnected("not connected; it", topology)
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        """The edges, in any order and direction. Raises RunFileError if the parameters do not fit."""
+        """Return the edges, in any order and direction. Raises RunFileError if the parameters do not fit."""
         raise NotImplementedError
 
     def resolved(self, name: str, topology: Topology, schedule: Schedule | None = None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -18,19 +17,16 @@ from p2pfl.graphs.static import peer_id, unreadable
 from p2pfl.graphs.time_varying import TimeVaryingGraph, topology_of
 from p2pfl.messaging.topology import Topology
 from p2pfl.paths import ExpandedPath
+from p2pfl.registry import parse_section
 
 
-def _parsed(section: Mapping[str, Any]) -> Graph:
-    """Return the graph of a section with a name. Raises OptionErrors."""
-    given = {key: value for key, value in section.items() if key != "name"}
-    return GRAPHS.find(section["name"]).parse(given)
+def _parsed(section: str | dict[str, Any]) -> tuple[str, Graph]:
+    return parse_section(GRAPHS, "a graph", section)
 
 
-def _checked(section: Any) -> dict[str, Any]:
-    section = {"name": section} if isinstance(section, str) else section
-    if not isinstance(section.get("name"), str):
-        raise ValueError("should be a graph: a name, or a mapping with a name and its parameters")
-    return {"name": section["name"], **_parsed(section).to_dict()}
+def _checked(section: str | dict[str, Any]) -> dict[str, Any]:
+    name, graph = _parsed(section)
+    return {"name": name, **graph.to_dict()}
 
 
 Section = Annotated[str | dict[str, Any], AfterValidator(_checked)]
@@ -61,21 +57,22 @@ class GraphList(TimeVaryingGraph):
         return self
 
     @property
-    def members(self) -> list[Graph]:
-        return [_parsed(_checked(section)) for section in self.graphs]
+    def members(self) -> list[tuple[str, Graph]]:
+        """The graphs and their names."""
+        return list(map(_parsed, self.graphs))
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(file for member in self.members for file in member.files)
+        return tuple(file for _, member in self.members for file in member.files)
 
     @property
     def directed(self) -> bool:  # type: ignore[override]
-        return any(isinstance(member, TimeVaryingGraph) and member.directed for member in self.members)
+        return any(isinstance(member, TimeVaryingGraph) and member.directed for _, member in self.members)
 
     def schedule(self, peers: int, seed: int, base: Path, rounds: int) -> Schedule:
         every, members = self.every or 1, self.members
         plans: list[tuple[Topology, Schedule | None]] = []
-        for number, member in enumerate(members):
+        for number, (_, member) in enumerate(members):
             draw = int(rng.shared(seed, "graph.list", number).integers(2**32))
             try:
                 plans.append(replace(member, allow_disconnected=True).plan(peers, draw, base, rounds))
@@ -88,8 +85,7 @@ class GraphList(TimeVaryingGraph):
             return union if schedule is None else schedule(t)
 
         steady = self.at is None and all(schedule is None for _, schedule in plans)
-        names = [section["name"] for section in map(_checked, self.graphs)]
-        resolved = [member.resolved(name, *plan) for name, member, plan in zip(names, members, plans, strict=True)]
+        resolved = [member.resolved(name, *plan) for (name, member), plan in zip(members, plans, strict=True)]
         return Schedule(at, every * len(plans) if steady else None, {"graphs": resolved})
 
 

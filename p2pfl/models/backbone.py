@@ -23,6 +23,9 @@ Build = Callable[[int, Size, int], nn.Module]
 
 p2pfl/inputs.py defines channels and size."""
 
+Layers = Callable[[int, Size], tuple[nn.Module, int]]
+"""Maps (channels, size) to a module from inputs such as float [B, C, H, W] to float [B, n], and n."""
+
 
 @dataclass(frozen=True)
 class FixedFeatures:
@@ -30,12 +33,9 @@ class FixedFeatures:
 
     Adaptive average pooling converts it to any other number, as in FedTGP ("we add an average pooling layer after
     each feature extractor"); a number above n repeats features.
-
-    Attributes:
-        layers: maps (channels, size) to a module from inputs such as float [B, C, H, W] to float [B, n], and n.
     """
 
-    layers: Callable[[int, Size], tuple[nn.Module, int]]
+    layers: Layers
 
     def __call__(self, channels: int, size: Size, features: int) -> nn.Module:
         network, width = self.layers(channels, size)
@@ -56,6 +56,33 @@ def with_input_channels(channels: int, network: nn.Module, first: str) -> nn.Mod
             bias=False,
         )
         setattr(network.get_submodule(parent), name, replacement)
+    return network
+
+
+def torchvision_network(name: str, channels: int, first: str, **arguments: Any) -> Any:
+    """Build a network of torchvision without pretrained weights, for images with ``channels``.
+
+    Args:
+        first: the path of its first convolution.
+        arguments: as of torchvision's function.
+    """
+    import torchvision.models  # takes a second
+
+    network = getattr(torchvision.models, name)(weights=None, **arguments)
+    return with_input_channels(channels, network, first)
+
+
+def googlenet(channels: int, size: Size, outputs: int = 1000) -> Any:
+    """GoogLeNet (arXiv 1409.4842) without its auxiliary classifiers.
+
+    Images smaller than 15x15 skip the third pooling: they are a single pixel by then.
+    """
+    # init_weights=True is the stock initialization; torchvision warns if the argument is missing.
+    network = torchvision_network(
+        "googlenet", channels, "conv1.conv", num_classes=outputs, aux_logits=False, init_weights=True
+    )
+    if min(size) < 15:
+        network.maxpool3 = nn.Identity()
     return network
 
 
@@ -139,9 +166,10 @@ class Checked:
             raise PluginError(*self.location, f"{self.name!r} must return a torch.nn.Module, not {kind}")
         keep_evaluation_modes(network)
         with self._blaming(f"fails for {given}"):
-            found = output_shape(copied(network) or network, batch)
-        if found != (2, width):
-            text = f"{self.name!r} maps a batch of 2 ({given}) to {shape_text(found)} instead of [2, {width}]"
+            output = evaluated(copied(network) or network, batch)
+        found = list(output.shape) if isinstance(output, Tensor) else "no tensor"
+        if found != [2, width]:
+            text = f"{self.name!r} maps a batch of 2 ({given}) to {found} instead of [2, {width}]"
             raise PluginError(*self.location, text)
 
     @contextmanager
@@ -155,12 +183,6 @@ class Checked:
             reason = " ".join(str(error).split())
             text = f"{self.name!r} {what}: {type(error).__name__}: {reason}"
             raise PluginError(*(plugin_line(error) or self.location), text) from error
-
-
-def output_shape(network: nn.Module, batch: Tensor) -> tuple[int, ...] | None:
-    """Return the shape of the output for a batch; None if it is not a tensor."""
-    output = evaluated(network, batch)
-    return tuple(output.shape) if isinstance(output, Tensor) else None
 
 
 def evaluated(network: nn.Module, batch: Tensor) -> Any:
@@ -214,10 +236,6 @@ def stays_in_evaluation(module: nn.Module) -> bool:
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
-
-
-def shape_text(shape: tuple[int, ...] | None) -> str:
-    return "no tensor" if shape is None else str(list(shape))
 
 
 def plugin_line(error: BaseException) -> tuple[str, int] | None:

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from p2pfl.errors import ModelError, PluginError
 from p2pfl.inputs import Size, zeros
-from p2pfl.models import build
 from p2pfl.models.backbone import kept_random_states
+from p2pfl.models.building import build
 from p2pfl.models.splitting import called
 from p2pfl.tensors import buffers_of, parameters_of
 

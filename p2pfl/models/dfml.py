@@ -11,7 +11,7 @@ group, since DFML sends whole models. Choices where the paper leaves details ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,8 @@ from torch.nn import functional as F
 
 from p2pfl.errors import ModelError
 from p2pfl.inputs import Size
-from p2pfl.models.backbone import with_input_channels
-
-Layers = Callable[[int, Size], tuple[nn.Module, int]]
+from p2pfl.models.backbone import Layers, torchvision_network
+from p2pfl.models.registration import backbone, group
 
 EFFICIENTNET = {0: 1280, 1: 1280, 2: 1408, 3: 1536, 4: 1792}
 """Features of EfficientNet B0 to B4."""
@@ -100,13 +99,37 @@ def efficientnet(number: int) -> Layers:
     """torchvision's EfficientNet B0 to B4 (arXiv 1905.11946), with the dropout before its last layer."""
 
     def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
-        import torchvision.models
-
-        network = getattr(torchvision.models, f"efficientnet_b{number}")(weights=None)
+        network = torchvision_network(f"efficientnet_b{number}", channels, "features.0.0")
         network.classifier[1] = nn.Identity()
-        return with_input_channels(channels, network, "features.0.0"), EFFICIENTNET[number]
+        return network, EFFICIENTNET[number]
 
     return layers
+
+
+WIDE_CNNS = ((128, 256), (64, 128), (32, 64), (16, 32), (8, 16))
+DEEP_CNNS = ((32, 64, 128, 256), (32, 64, 128), (32, 64), (16, 32, 64), (8, 16, 32, 64))
+"""Channels of the convolutions of the CNNs of H1 and H2."""
+
+
+def cnn_name(widths: Sequence[int]) -> str:
+    return "-".join(["dfml-cnn", *map(str, widths)])
+
+
+for widths in dict.fromkeys(WIDE_CNNS + DEEP_CNNS):
+    backbone(cnn_name(widths))(cnn(widths))
+for width in (64, 32, 16, 8, 4):
+    backbone(f"dfml-resnet-{width}")(resnet(width))
+for dim in (512, 256, 128, 64, 32):
+    backbone(f"dfml-vit-{dim}")(vit(dim))
+for number in EFFICIENTNET:
+    backbone(f"dfml-efficientnet-b{number}")(efficientnet(number))
+
+group("dfml-h0", ["dfml-cnn-32-64"], None)
+group("dfml-h1-cnn", [cnn_name(widths) for widths in WIDE_CNNS], None)
+group("dfml-h1-resnet", [f"dfml-resnet-{width}" for width in (64, 32, 16, 8, 4)], None)
+group("dfml-h1-vit", [f"dfml-vit-{dim}" for dim in (512, 256, 128, 64, 32)], None)
+group("dfml-h2-cnn", [cnn_name(widths) for widths in DEEP_CNNS], None)
+group("dfml-h2-efficientnet", [f"dfml-efficientnet-b{number}" for number in EFFICIENTNET], None)
 
 
 class PreActivationBlock(nn.Module):

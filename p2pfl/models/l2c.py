@@ -9,8 +9,13 @@ from torch import nn
 
 from p2pfl.errors import ModelError
 from p2pfl.inputs import Size
+from p2pfl.models.backbone import plain_cnn
+from p2pfl.models.registration import backbone
+
+backbone("l2c-cnn")(plain_cnn)
 
 
+@backbone("l2c-conv4")
 def conv4(channels: int, size: Size) -> tuple[nn.Module, int]:
     """MAML's CNN (arXiv 1703.03400) with GroupNorm: four blocks of 3x3 convolution with 32 channels, GroupNorm in 4
     groups, ReLU and 2x2 max pooling. Images of 84x84 give 800 features.

@@ -1,7 +1,6 @@
 """Backbones of MAPL (arXiv 2403.19792): three torchvision networks and a small AlexNet.
 
-No pretrained weights; images keep their native size; the last linear layer outputs the features. torchvision is
-imported only when one of its networks is built.
+No pretrained weights; images keep their native size; the last linear layer outputs the features.
 """
 
 from __future__ import annotations
@@ -9,39 +8,33 @@ from __future__ import annotations
 from torch import nn
 
 from p2pfl.inputs import Size
-from p2pfl.models.backbone import with_input_channels
+from p2pfl.models import backbone as blocks
+from p2pfl.models.backbone import torchvision_network
+from p2pfl.models.registration import backbone, group
 
 
+@backbone("resnet18", features=512)
 def resnet18(channels: int, size: Size, features: int) -> nn.Module:
     """ResNet-18 (arXiv 1512.03385)."""
-    import torchvision.models
-
-    network = torchvision.models.resnet18(weights=None, num_classes=features)
-    return with_input_channels(channels, network, "conv1")
+    network: nn.Module = torchvision_network("resnet18", channels, "conv1", num_classes=features)
+    return network
 
 
+@backbone("shufflenet", features=512)
 def shufflenet(channels: int, size: Size, features: int) -> nn.Module:
     """ShuffleNet V2 x1.0 (arXiv 1807.11164)."""
-    import torchvision.models
-
-    network = torchvision.models.shufflenet_v2_x1_0(weights=None, num_classes=features)
-    return with_input_channels(channels, network, "conv1.0")
+    network: nn.Module = torchvision_network("shufflenet_v2_x1_0", channels, "conv1.0", num_classes=features)
+    return network
 
 
+@backbone("googlenet", features=512)
 def googlenet(channels: int, size: Size, features: int) -> nn.Module:
-    """GoogLeNet (arXiv 1409.4842) without its auxiliary classifiers.
-
-    Images smaller than 15x15 skip the third pooling: they are a single pixel by then.
-    """
-    import torchvision.models
-
-    # init_weights=True is the stock initialization; torchvision warns if the argument is missing.
-    network = torchvision.models.googlenet(weights=None, num_classes=features, aux_logits=False, init_weights=True)
-    if min(size) < 15:
-        network.maxpool3 = nn.Identity()
-    return with_input_channels(channels, network, "conv1.conv")
+    """GoogLeNet (arXiv 1409.4842) without its auxiliary classifiers."""
+    network: nn.Module = blocks.googlenet(channels, size, features)
+    return network
 
 
+@backbone("alexnet-small", features=512)
 def alexnet_small(channels: int, size: Size, features: int) -> nn.Module:
     """FedClassAvg's AlexNet, as MAPL uses it: three convolutions with 64, 128 and 256 channels.
 
@@ -63,3 +56,6 @@ def alexnet_small(channels: int, size: Size, features: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(512, features),
     )
+
+
+group("mapl4", ("resnet18", "shufflenet", "googlenet", "alexnet-small"), features=512)

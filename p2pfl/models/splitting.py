@@ -74,12 +74,12 @@ def find_layout(
     Args:
         name: of the network, for errors.
         build: builds it.
-        channels, size, classes: as in p2pfl/models/__init__.py.
+        channels, size, classes: as for ``build`` in building.py.
         head: path of the head; None for the linear layer whose output the network returns.
 
     Raises:
-        ModelError: the network fails, its output is not float [B, classes], in training too, or it is not that of
-            the head.
+        ModelError: the network fails, its output is not float [B, classes], in training too, or it is not the
+            output of the head.
     """
     with kept_random_states():
         network = build()

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from p2pfl.inputs import Size
+from p2pfl.models.registration import backbone, group
 
 
+@backbone("tiny-cnn", features=64)
 def cnn(channels: int, size: Size, features: int) -> nn.Module:
     """CNN of two 3x3 convolutions with 32 and 64 channels, BatchNorm."""
     return nn.Sequential(
@@ -24,6 +26,7 @@ def cnn(channels: int, size: Size, features: int) -> nn.Module:
     )
 
 
+@backbone("tiny-wide", features=64)
 def wide(channels: int, size: Size, features: int) -> nn.Module:
     """CNN of one 5x5 convolution with 64 channels, BatchNorm, max pooling to 4x4, a hidden layer of 128."""
     return nn.Sequential(
@@ -36,6 +39,7 @@ def wide(channels: int, size: Size, features: int) -> nn.Module:
     )
 
 
+@backbone("tiny-residual", features=64)
 def residual(channels: int, size: Size, features: int) -> nn.Module:
     """ResNet of five 3x3 convolutions in two blocks with 24 and 48 channels, GroupNorm."""
     return nn.Sequential(
@@ -50,6 +54,7 @@ def residual(channels: int, size: Size, features: int) -> nn.Module:
     )
 
 
+@backbone("tiny-mixer", features=64)
 def mixer(channels: int, size: Size, features: int) -> nn.Module:
     """MLP-Mixer (arXiv 2105.01601) of two blocks on a 4x4 grid of patches, 48 channels, LayerNorm.
 
@@ -63,6 +68,9 @@ def mixer(channels: int, size: Size, features: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(16 * 48, features),
     )
+
+
+group("tiny4", ("tiny-cnn", "tiny-wide", "tiny-residual", "tiny-mixer"), features=64)
 
 
 class ResidualBlock(nn.Module):

@@ -42,7 +42,7 @@ def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator
 
 
 def has_loss_of_its_own(method: type[Algorithm[Any]]) -> bool:
-    """Whether a method trains with another loss than the one that the run file names."""
+    """Return whether a method ignores the loss that the run file names."""
     return not (method.named_loss or method.loss is Trainer.loss)
 
 
@@ -55,7 +55,7 @@ def check_loss(name: str, method: type[Algorithm[Any]], hyper: Options) -> Itera
 
 
 def combines(method: type[Algorithm[Any]]) -> bool:
-    """Whether a method uses the run's aggregation rule: whether its code, or that of its bases, names it."""
+    """Return whether a method uses the run's aggregation rule: its code, or the code of a base class, names it."""
 
     def names(code: CodeType) -> Iterator[str]:
         yield from code.co_names
@@ -187,7 +187,7 @@ def _check_models(file: RunFile, method: type[Algorithm[Any]]) -> Iterator[Optio
     layered = [model for model in architectures if not has_linear_head(model)]
     if method.linear_heads and layered:
         text = (
-            f"{file.algorithm.name} compares or averages the weights of linear heads, but those of "
+            f"{file.algorithm.name} compares or averages the weights of linear heads, but the heads of "
             f"{', '.join(layered)} have several layers; choose models without '+'"
         )
         yield OptionProblem(loc, text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -133,8 +133,8 @@ def planned_faults(chaos: Chaos, me: PeerId, rounds: int, seed: int) -> Iterator
             )
 
 
-class Faults(Protocol):
-    """The events that a session reports to the fault injector."""
+class Faults:
+    """The events that a session reports to its fault injector. This one injects nothing."""
 
     def begins(self, t: int) -> None:
         """Round ``t`` begins."""
@@ -147,17 +147,3 @@ class Faults(Protocol):
 
     def batch(self) -> None:
         """A training batch is done."""
-
-
-class NoFaults:
-    def begins(self, t: int) -> None:
-        return
-
-    def ends(self, t: int) -> None:
-        return
-
-    def wait_ended(self) -> None:
-        return
-
-    def batch(self) -> None:
-        return

@@ -25,7 +25,7 @@ from p2pfl.options import Loc, OptionErrors, Options
 from p2pfl.paths import FILES
 from p2pfl.plugins.loading import activate
 from p2pfl.plugins.sources import Plugin, copy
-from p2pfl.run_file.schema import RunFile
+from p2pfl.run_file.schema import Named, RunFile
 from p2pfl.run_file.yaml_source import to_text
 
 
@@ -127,33 +127,35 @@ class Run:
             portable: of paths in parameters only the last part, which is the same on all hosts, and hashes of the
                 partition's files.
         """
-        plain = self.file.model_dump(mode="json", exclude={"codec", "adversaries"})
-        plain["models"] = self.file.models.resolved(portable=portable)
+
+        def section(named: Named, options: Options) -> dict[str, Any]:
+            return {"name": named.name, **options.to_dict(portable=portable)}
+
+        file = self.file
+        plain = file.model_dump(mode="json", exclude={"codec", "adversaries"})
+        plain["models"] = file.models.resolved(portable=portable)
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
-        plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology, self.schedule)
-        plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict(portable=portable)}
-        plain["aggregation"] = {"name": self.file.aggregation.name, **self.rule.to_dict(portable=portable)}
-        plain["gradient"] = {"name": self.file.gradient.name, **self.gradient.to_dict(portable=portable)}
+        plain["graph"] = self.graph.resolved(file.graph.name, self.topology, self.schedule)
+        plain["algorithm"] = section(file.algorithm, self.hyper)
+        plain["aggregation"] = section(file.aggregation, self.rule)
+        plain["gradient"] = section(file.gradient, self.gradient)
         data = plain["data"]
-        data["dataset"] = {"name": self.file.data.dataset.name, **self.loader.to_dict(portable=portable)}
-        data["partition"] = {"name": self.file.data.partition.name, **self.partition.to_dict(portable=portable)}
+        data["dataset"] = section(file.data.dataset, self.loader)
+        data["partition"] = section(file.data.partition, self.partition)
         for key, path in self.partition.files().items():
             data["partition"][key] = (
                 hashlib.sha256(self._read(path)).hexdigest() if portable else f"{FILES}/{path.name}"
             )
-        data["augment"] = {"name": self.file.data.augment.name, **self.augmentation.to_dict(portable=portable)}
+        data["augment"] = section(file.data.augment, self.augmentation)
         if self.codecs:
-            names = {kind: named.name for kind, named in self.file.codec.items()}
-            plain["codec"] = {
-                kind: {"name": names[kind], **codec.to_dict(portable=portable)} for kind, codec in self.codecs.items()
-            }
+            plain["codec"] = {kind: section(file.codec[kind], codec) for kind, codec in self.codecs.items()}
         if self.attacks:
             plain["adversaries"] = [
                 {
                     **entry.model_dump(mode="json", by_alias=True, include={"peers", "name", "first", "messages"}),
                     **attack.to_dict(portable=portable),
                 }
-                for entry, attack in zip(self.file.adversaries, self.attacks, strict=True)
+                for entry, attack in zip(file.adversaries, self.attacks, strict=True)
             ]
         return plain
 
@@ -165,19 +167,8 @@ class Run:
         plain = self.resolved(portable=True)
         del plain["plugins"]
         local = (
-            "name",
-            "out",
-            "transport",
-            "chaos",
-            "slots",
-            "gpu",
-            "device",
-            "eval_every",
-            "checkpoint_every",
-            "checkpoint_copies",
-            "metrics",
-            "track",
-            "report",
+            *("name", "out", "transport", "chaos", "slots", "gpu", "device", "eval_every", "metrics"),
+            *("checkpoint_every", "checkpoint_copies", "track", "report"),
         )
         for key in local:
             plain.pop(key)

@@ -71,11 +71,6 @@ def _with_string_keys(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _null_is_false(value: Any) -> Any:
-    """Accept the null that earlier versions wrote into run folders."""
-    return False if value is None else value
-
-
 def _run_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         raise ValueError("should start with a letter or digit and contain only letters, digits, '.', '_' and '-'")
@@ -157,57 +152,50 @@ Args = Annotated[dict[str, Any], AfterValidator(_paths_from_base)]
 ModelName = Annotated[str | None, AfterValidator(_paths_in_name_from_base)]
 
 
-class Member(Section):
-    """An architecture: a name, or a module to import."""
+class Architecture(Section):
+    """A network: a name, or a module to import."""
 
     name: ModelName = None
     """One that ``p2pfl models`` lists, or an import path such as my_nets.Net(width=32)."""
-    module: str | None = None
-    """Import path of a torch.nn.Module class, or of a function that returns a module."""
-    args: Args = Field(default={})
-    """Its keyword arguments."""
-    head: str | None = None
-    """Attribute of the module that is its head; default: its last linear layer."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if (self.name is None) == (self.module is None):
-            raise ValueError("set either name or module")
-        _check_imported(self)
-        return self
-
-    @property
-    def text(self) -> str:
-        """The name of the architecture."""
-        return _text(self, self.name or "")
-
-
-def _check_imported(section: Member | Models) -> None:
-    if section.module is None and (section.args or section.head is not None):
-        raise ValueError("args and head need a module")
-    if section.module is not None and parse(_text(section, "")) is None:
-        raise ValueError(f"{section.module!r} is not the import path of a class; expected e.g. my_nets.Net")
-
-
-def _text(section: Member | Models, name: str) -> str:
-    """The normal form of a name or of an import path."""
-    if section.module is not None:
-        return ImportPath(section.module, section.args, section.head).name
-    found = parse(name)
-    return name if found is None else found.name
-
-
-class Models(Section):
-    """Which networks the peers train: peer m gets member m mod len(group) of the group."""
-
-    name: ModelName = None
-    """A group, by default tiny4, or one architecture for all peers; ``p2pfl models`` lists them."""
     module: str | None = None
     """In place of a name: import path of a torch.nn.Module, e.g. my_nets.Net, beside the run file or installed."""
     args: Args = Field(default={})
     """Keyword arguments of the module."""
     head: str | None = None
     """Attribute of the module that is its head; default: its last linear layer."""
+
+    @model_validator(mode="after")
+    def _importable(self) -> Self:
+        if self.module is None and (self.args or self.head is not None):
+            raise ValueError("args and head need a module")
+        if self.module is not None and parse(self.text) is None:
+            raise ValueError(f"{self.module!r} is not the import path of a class; expected e.g. my_nets.Net")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The normal form of the name or of the import path."""
+        if self.module is not None:
+            return ImportPath(self.module, self.args, self.head).name
+        found = parse(self.name or DEFAULT)
+        return (self.name or DEFAULT) if found is None else found.name
+
+
+class Member(Architecture):
+    """An architecture of a group: either ``name`` or ``module`` is set."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.name is None) == (self.module is None):
+            raise ValueError("set either name or module")
+        return self
+
+
+class Models(Architecture):
+    """Which networks the peers train: peer m gets member m mod len(group) of the group."""
+
+    name: ModelName = None
+    """A group, by default tiny4, or one architecture for all peers; ``p2pfl models`` lists them."""
     members: tuple[Annotated[Member, BeforeValidator(from_name)], ...] = ()
     """In place of a name: a group of names and modules."""
     features: PositiveInt | None = None
@@ -219,16 +207,15 @@ class Models(Section):
         return {"members": value} if isinstance(value, list | tuple) else Named.from_value(value)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _one(self) -> Self:
         if (self.name is not None) + (self.module is not None) + bool(self.members) > 1:
             raise ValueError("set only one of name, module and members")
-        _check_imported(self)
         return self
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The name of the group, or the names of the members."""
-        return tuple(member.text for member in self.members) or (_text(self, self.name or DEFAULT),)
+        return tuple(member.text for member in self.members) or (self.text,)
 
     @property
     def key(self) -> str:
@@ -269,7 +256,7 @@ class Transport(Section):
     """Folder with the keys that ``p2pfl keys new`` creates. Encrypts all messages, and accepts connections only from
     neighbors, each authenticated by its key. Required if ``host`` is reachable from other hosts."""
     public_keys: dict[NonNegativeInt, str] | None = None
-    """Public keys by peer, 64 hex digits each; default: those in public.yaml in ``keys``."""
+    """Public keys by peer, 64 hex digits each; default: as in public.yaml in ``keys``."""
     insecure: bool = False
     """Allow a network without keys: anyone on it can read and change messages, and impersonate peers."""
     deadline: PositiveFloat = 600.0
@@ -367,7 +354,7 @@ class RunFile(Section):
     codec: Annotated[dict[str, Named], BeforeValidator(_by_kind)] = Field(default={})
     """How tensors in messages are packed: the codec of a plug-in, or ``{kind of message: codec}``; default: none."""
     adversaries: tuple[Attack, ...] = ()
-    """Peers that attack, and how: ``[{peers: [3], name: …}]``; the attacks are those of plug-ins."""
+    """Peers that attack, and how: ``[{peers: [3], name: …}]``; plug-ins define the attacks."""
     transport: Transport = Transport()
     chaos: Chaos = Chaos()
     """Injected faults."""
@@ -384,7 +371,7 @@ class RunFile(Section):
     """Also evaluate on the whole test set."""
     metrics: tuple[str, ...] = ()
     """Further metrics of the local test split: macro-f1, ece, class-accuracy, and metrics of plug-ins."""
-    masked_test: Annotated[bool, BeforeValidator(_null_is_false)] = False
+    masked_test: bool = False
     """Report the masked accuracy on the local test split, where only the scores of the peer's local classes count,
     instead of the unmasked one. Both are recorded."""
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"

@@ -193,11 +193,13 @@ class Source:
     def _position(self, path: tuple[str, ...]) -> _Position:
         below = [key for key in self._positions if key[: len(path)] == path]
         above = [path[:length] for length in range(len(path) - 1, 0, -1) if path[:length] in self._positions]
-        nearest = [path] * (path in self._positions) or below[-1:] or above
+        if path in self._positions:
+            return self._positions[path]
+        nearest = below[-1:] or above
         return self._positions[nearest[0]] if nearest else _Position(self.name)
 
     def error(self, problems: Iterable[OptionProblem]) -> RunFileError:
-        """All problems by line, those without a line last.
+        """Return all problems by line; problems without a line come last.
 
         A required key that is missing only because it was misspelled is not reported twice.
         """

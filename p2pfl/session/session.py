@@ -24,7 +24,7 @@ from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.plugins.loading import definition, naming_lines
 from p2pfl.rng import Streams
-from p2pfl.run_file.faults import Faults, NoFaults
+from p2pfl.run_file.faults import Faults
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import PeerFolder, Phase, Result, Status
 from p2pfl.session import checkpoint, metrics
@@ -104,7 +104,7 @@ class Session:
         meter = CostMeter(alone=runtime.alone, device=runtime.device, peers=run.peers)
         self.slot = HeldSlot(runtime.slot, meter)
         self.on_round = runtime.on_round
-        self.faults: Faults = NoFaults()
+        self.faults = Faults()
         """Fault injector."""
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, runtime.device, self.streams)

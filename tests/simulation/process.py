@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from p2pfl import PeerId
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
+from p2pfl.run_file.faults import Faults
 from p2pfl.run_folder.folder import PeerFolder
 from p2pfl.session.session import Runtime, Session, Stopped
 from peers.io_loop import Leaving
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 CONFIG_HASH = "the run file's"
 
 
-class SimulatedProcess:
+class SimulatedProcess(Faults):
     """Runs a session over simulated sockets. It is the host of the algorithm, and the session's source of faults.
 
     Args:

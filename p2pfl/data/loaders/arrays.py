@@ -130,7 +130,7 @@ def number_of_classes(where: str, labels: Iterable[Labels], remedy: str = "") ->
     distinct = np.unique(np.concatenate(list(labels)))
     classes = int(distinct.max(initial=0)) + 1
     if classes > 10 * max(len(distinct), 1):
-        some = ", ".join(map(str, distinct[:3])) + ", …" * (len(distinct) > 3)
+        some = ", ".join(map(str, distinct[:3])) + (", …" if len(distinct) > 3 else "")
         raise DataError(
             f"{where}: {len(distinct)} distinct labels ({some}) would make {classes} classes, from 0 to "
             f"{classes - 1}; number them from 0 to {len(distinct) - 1}{remedy}"

@@ -66,7 +66,7 @@ class Loader(Options, ABC):
     instructions: ClassVar[str] = ""
     """How to get the files of a dataset that ``download`` cannot fetch."""
     PUBLISHED: ClassVar[bool] = False
-    """Whether the files belong to a published dataset, which nobody edits."""
+    """Whether the files belong to a published dataset, which users do not edit."""
 
     def files(self, root: Path) -> tuple[Path, ...]:
         """List the files of this dataset under ``root``, existing or not.

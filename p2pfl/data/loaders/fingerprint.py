@@ -36,6 +36,6 @@ def fingerprint(path: Path) -> list[Any]:
 
 
 def unedited(path: Path) -> list[Any]:
-    """As ``fingerprint``, of files that nobody edits: of a folder, only its direct entries are looked at."""
+    """As ``fingerprint``, of files that users do not edit: of a folder, only its direct entries count."""
     status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns]

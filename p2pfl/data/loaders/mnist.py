@@ -8,31 +8,34 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Loader, dataset
+from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, dataset
 from p2pfl.errors import DataError
 
 
-@dataset("mnist")
 @dataclass(frozen=True)
-class Mnist(Loader):
-    """MNIST: 60,000 + 10,000 handwritten digits, 1x28x28, in ``MNIST/raw/*-ubyte`` or ``*-ubyte.gz``."""
+class IdxFiles(Loader):
+    """Base class of these datasets: images and labels of each split in ``FOLDER/raw``."""
 
-    folder: ClassVar[str] = "MNIST"
-    """Folder under the root, and name of torchvision's class."""
-    mirror: ClassVar[bool] = False
     PUBLISHED: ClassVar[bool] = True
+    folder: ClassVar[str]
+    """Folder under the root, and name of torchvision's class."""
+
+    @property
+    def stems(self) -> tuple[str, str]:
+        """The first parts of the names of training and test files."""
+        return "train", "t10k"
 
     def files(self, root: Path) -> tuple[Path, ...]:
+        raw = root / self.folder / "raw"
         return tuple(
-            _plain_or_gz(root / self.folder / "raw" / f"{split}-{what}-ubyte")
-            for split in ("train", "t10k")
+            _plain_or_gz(raw / f"{stem}-{what}-ubyte")
+            for stem in self.stems
             for what in ("images-idx3", "labels-idx1")
         )
 
@@ -41,64 +44,58 @@ class Mnist(Loader):
 
         getattr(torchvision.datasets, self.folder)(root, download=True)
 
-    def read(self, root: Path) -> DatasetArrays:
-        train_images, train_labels, test_images, test_labels = self.files(root)
-        return DatasetArrays(
-            read_idx(train_images, 3)[:, np.newaxis],
-            read_idx(train_labels, 1).astype(np.int64),
-            read_idx(test_images, 3)[:, np.newaxis],
-            read_idx(test_labels, 1).astype(np.int64),
-            classes=10,
-            mirror=self.mirror,
-            class_names=self._class_names(),
-        )
+    def splits(self, root: Path) -> list[tuple[Images, Labels]]:
+        """Return images, uint8 [N, 1, 28, 28], and labels of the training and the test split."""
+        paths = self.files(root)
+        return [
+            (read_idx(images, 3)[:, np.newaxis], read_idx(labels, 1).astype(np.int64))
+            for images, labels in (paths[:2], paths[2:])
+        ]
 
-    def _class_names(self) -> Sequence[str]:
-        return ()  # the digits are the labels
+
+@dataset("mnist")
+@dataclass(frozen=True)
+class Mnist(IdxFiles):
+    """MNIST: 60,000 + 10,000 handwritten digits, 1x28x28, in ``MNIST/raw/*-ubyte`` or ``*-ubyte.gz``."""
+
+    folder: ClassVar[str] = "MNIST"
+
+    def read(self, root: Path) -> DatasetArrays:
+        train, test = self.splits(root)
+        return DatasetArrays(*train, *test, classes=10, mirror=False)
 
 
 @dataset("fashion-mnist")
 @dataclass(frozen=True)
-class FashionMnist(Mnist):
+class FashionMnist(IdxFiles):
     """Fashion-MNIST: 60,000 + 10,000 photographs of clothes, 1x28x28, in ``FashionMNIST/raw``."""
 
     folder: ClassVar[str] = "FashionMNIST"
-    mirror: ClassVar[bool] = True
 
-    def _class_names(self) -> Sequence[str]:
+    def read(self, root: Path) -> DatasetArrays:
         from torchvision.datasets.mnist import FashionMNIST
 
-        return tuple(FashionMNIST.classes)
+        train, test = self.splits(root)
+        return DatasetArrays(*train, *test, classes=10, mirror=True, class_names=tuple(FashionMNIST.classes))
 
 
 @dataset("emnist")
 @dataclass(frozen=True)
-class Emnist(Loader):
+class Emnist(IdxFiles):
     """EMNIST: handwritten letters and digits, 1x28x28, in ``EMNIST/raw/emnist-SPLIT-*-ubyte`` or ``.gz``.
 
     Images are transposed to be upright.
     """
 
-    PUBLISHED: ClassVar[bool] = True
-    CLASSES: ClassVar[Mapping[str, int]] = {
-        "balanced": 47,
-        "byclass": 62,
-        "bymerge": 47,
-        "letters": 26,
-        "digits": 10,
-        "mnist": 10,
-    }
+    folder: ClassVar[str] = "EMNIST"
 
     split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
     """Official split: ``balanced`` has 47 classes and 112,800 + 18,800 images, ``letters`` 26 and
     124,800 + 20,800, ``digits`` 10 and 240,000 + 40,000."""
 
-    def files(self, root: Path) -> tuple[Path, ...]:
-        return tuple(
-            _plain_or_gz(root / "EMNIST" / "raw" / f"emnist-{self.split}-{half}-{what}-ubyte")
-            for half in ("train", "test")
-            for what in ("images-idx3", "labels-idx1")
-        )
+    @property
+    def stems(self) -> tuple[str, str]:
+        return f"emnist-{self.split}-train", f"emnist-{self.split}-test"
 
     def download(self, root: Path) -> None:
         from torchvision.datasets import EMNIST
@@ -108,17 +105,13 @@ class Emnist(Loader):
     def read(self, root: Path) -> DatasetArrays:
         from torchvision.datasets.mnist import EMNIST
 
-        train_images, train_labels, test_images, test_labels = self.files(root)
         first = 1 if self.split == "letters" else 0
-        return DatasetArrays(
-            np.ascontiguousarray(read_idx(train_images, 3).transpose(0, 2, 1))[:, np.newaxis],
-            read_idx(train_labels, 1).astype(np.int64) - first,
-            np.ascontiguousarray(read_idx(test_images, 3).transpose(0, 2, 1))[:, np.newaxis],
-            read_idx(test_labels, 1).astype(np.int64) - first,
-            classes=self.CLASSES[self.split],
-            mirror=False,
-            class_names=EMNIST.classes_split_dict[self.split][first:],
+        names = EMNIST.classes_split_dict[self.split][first:]
+        train, test = (
+            (np.ascontiguousarray(images.transpose(0, 1, 3, 2)), labels - first)
+            for images, labels in self.splits(root)
         )
+        return DatasetArrays(*train, *test, classes=len(names), mirror=False, class_names=names)
 
 
 def read_idx(path: Path, dimensions: int) -> Images:

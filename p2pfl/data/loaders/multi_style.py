@@ -6,7 +6,7 @@ The partition ``styles`` gives every peer one style.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,9 +25,10 @@ from pydantic import (
 )
 
 from p2pfl import rng
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, dataset
+from p2pfl.data.loaders.base import DATASETS, DatasetArrays, Images, Labels, Loader, dataset
 from p2pfl.errors import DataError
 from p2pfl.paths import base_of
+from p2pfl.registry import parse_section
 
 _BATCH = 4096  # images converted to float at a time
 
@@ -41,16 +42,9 @@ class NamedLoader:
 
 
 def _parse(value: Any, info: ValidationInfo) -> NamedLoader:
-    from p2pfl.data.loaders import DATASETS
-
     if isinstance(value, NamedLoader):
         return value
-    if isinstance(value, str):
-        value = {"name": value}
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ValueError("should be the name of a dataset, or a mapping with its name and parameters")
-    options = {key: option for key, option in value.items() if key != "name"}
-    return NamedLoader(value["name"], DATASETS.find(value["name"]).parse(options, base_of(info)))
+    return NamedLoader(*parse_section(DATASETS, "a dataset", value, base_of(info)))
 
 
 def _plain(dataset: NamedLoader, info: SerializationInfo) -> dict[str, Any]:

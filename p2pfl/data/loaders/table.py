@@ -24,8 +24,8 @@ class TableFile(Loader):
     """A table with a sample in each row: a column with its label, and columns with numbers, its features.
 
     A file whose name ends in .csv or .tsv has the names of the columns in its first line; one ending in .parquet is
-    Parquet. Labels are compared as text: classes are those that differ in any file, in ascending order, which is that
-    of numbers if all are plain integers. Columns without a name, and the index of a pandas table, are not features.
+    Parquet. Labels are compared as text: classes are those that differ in any file, in ascending order: as numbers
+    if all are plain integers. Columns without a name, and the index of a pandas table, are not features.
     """
 
     instructions: ClassVar[str] = "a table has a sample in each row, and ends in .csv, .tsv or .parquet"
@@ -87,7 +87,7 @@ class TableFile(Loader):
         return open_rows(path, "\t" if self.separator == "tab" else self.separator, self.decimal)
 
     def _features(self, rows: Rows) -> tuple[Sequence[str], list[str]]:
-        """Return the columns with features, and those that are none because they are an index. Raises DataError."""
+        """Return the columns with features, and the columns that are an index. Raises DataError."""
         for name in (self.label, *self.groups, *(self.features or ())):
             rows.require(name)
         if self.label in (self.features or ()):
@@ -111,7 +111,7 @@ class TableFile(Loader):
         ]
         table = inputs.reshape(len(inputs), len(names))
         return notes + [
-            f"{rows.path.name}: the feature {name!r} numbers the rows, which may give classes away; if it is no "
+            f"{rows.path.name}: the feature {name!r} numbers the rows, which may give classes away; if it is not a "
             "property of the samples, list only the others in features"
             for name, values in zip(names, table.T, strict=True)
             if numbers_rows(values)

@@ -83,7 +83,7 @@ class Rows(ABC):
 
 
 def numbers_rows(values: Array) -> bool:
-    """Return whether numbers, [N], are those from 0 or 1 on, in any order."""
+    """Return whether numbers, [N], count from 0 or 1, in any order."""
     inorder = np.sort(values)
     return len(values) > 1 and inorder[0] in (0, 1) and bool((np.diff(inorder) == 1).all())
 
@@ -146,7 +146,7 @@ class _Csv(Rows):
             )
         numbers = [number_of(name) for name in names]
         if None not in numbers and numbers not in ([*range(len(names))], [*range(1, len(names) + 1)]):
-            listed = ", ".join(names[:4]) + ", …" * (len(names) > 4)
+            listed = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
             raise DataError(
                 f"{where}: expected the names of the columns, not numbers: {listed}; insert a line with names"
             )

@@ -43,7 +43,7 @@ class DatasetLabels:
 
     @property
     def pool(self) -> Labels:
-        """Labels of the training samples followed by those of the test samples."""
+        """Labels of the training samples, then of the test samples."""
         return np.concatenate((self.train, self.test))
 
 
@@ -75,18 +75,12 @@ def check_subsets(subsets: Any, labels: DatasetLabels, peers: int) -> None:
         if not isinstance(subset, Subset):
             raise DataError(f"split should return Subset objects; peer {peer}'s is {type(subset).__name__}")
         train = len(labels.train) + (len(labels.test) if subset.merged else 0)
-        for name, length in (
-            ("train", train),
-            ("validation", train),
-            ("test", train if subset.merged else len(labels.test)),
-        ):
+        test = train if subset.merged else len(labels.test)
+        for name, length in (("train", train), ("validation", train), ("test", test)):
             indices = getattr(subset, name)
             if not isinstance(indices, np.ndarray) or indices.dtype != np.int64 or indices.ndim != 1:
-                found = (
-                    f"{indices.dtype} {list(indices.shape)}"
-                    if isinstance(indices, np.ndarray)
-                    else type(indices).__name__
-                )
+                is_array = isinstance(indices, np.ndarray)
+                found = f"{indices.dtype} {list(indices.shape)}" if is_array else type(indices).__name__
                 raise DataError(f"{name} indices of peer {peer} should be an array int64 [N], not {found}")
             if len(indices) and not 0 <= indices.min() <= indices.max() < length:
                 raise DataError(

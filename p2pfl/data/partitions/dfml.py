@@ -19,9 +19,9 @@ from p2pfl.data.partitions.base import (
     Partition,
     Subset,
     concat_sorted,
-    hold_out,
     partition,
     require_peers,
+    sorted_subset,
 )
 from p2pfl.data.partitions.fedtgp import MIN_SAMPLES, dirichlet_split
 
@@ -65,8 +65,4 @@ class DirichletTrain(Partition):
 
 def _with_whole_test(samples_of_peers: list[Indices], validation: float, data: DatasetLabels) -> list[Subset]:
     test = np.arange(len(data.test))
-    subsets = []
-    for samples in samples_of_peers:
-        train, held_out = hold_out(samples, validation)
-        subsets.append(Subset(np.sort(train), np.sort(held_out), test))
-    return subsets
+    return [sorted_subset(samples, validation, test) for samples in samples_of_peers]

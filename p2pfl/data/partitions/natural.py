@@ -35,7 +35,7 @@ SPLITS = ("train", "validation", "test")
 class Natural(Partition):
     """The samples of one value of a column for each peer, such as one writer's or one hospital's samples.
 
-    Values are in ascending order: peer m has the m-th of those that occur in the training split.
+    Values are in ascending order: peer m has the m-th value that occurs in the training split.
     """
 
     column: str

@@ -39,10 +39,10 @@ class Iid(Partition):
         stream = rng.shared(seed, "partition")
         train = np.array_split(stream.permutation(len(data.train)), peers)
         test = np.array_split(stream.permutation(len(data.test)), peers)
-        subsets = []
-        for samples, test_samples in zip(train, test, strict=True):
-            subsets.append(sorted_subset(samples[: self.per_peer], self.validation, test_samples))
-        return subsets
+        return [
+            sorted_subset(samples[: self.per_peer], self.validation, test_samples)
+            for samples, test_samples in zip(train, test, strict=True)
+        ]
 
 
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
@@ -71,10 +71,10 @@ class FractionOfAll(Partition):
         stream = rng.shared(seed, "partition")
         train = _distribute(stream.permutation(len(data.train)), fractions, "training")
         test = _distribute(stream.permutation(len(data.test)), fractions, "test")
-        subsets = []
-        for samples, test_samples in zip(train, test, strict=True):
-            subsets.append(sorted_subset(samples, self.validation, test_samples))
-        return subsets
+        return [
+            sorted_subset(samples, self.validation, test_samples)
+            for samples, test_samples in zip(train, test, strict=True)
+        ]
 
 
 def _distribute(samples: Indices, fractions: list[float], split: str) -> list[Indices]:

@@ -83,14 +83,6 @@ def test_few_senders_mean_more_peak_rounds_per_period(given: dict[str, Any], sou
     assert peers[0].peak_alpha == h.alpha_max
 
 
-def test_state_of_an_earlier_version_has_no_peak_round() -> None:
-    (peer, *_) = make(hyper())
-    state = peer.state_dict()
-    del state["peak_round"]
-    peer.load_state_dict(state)
-    assert peer.peak_round == -1
-
-
 def test_idle_peers_neither_change_nor_send() -> None:
     peers = make(hyper(participation=0.25))
     before = [digest(peer.state_dict()) for peer in peers]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from p2pfl.algorithms.dfml import DFML, Hyper
 from p2pfl.algorithms.mutual_learning import Participant
-from p2pfl.models import GROUPS, build
+from p2pfl.models import MODELS, build
 from p2pfl.tensors import buffers_of, digest
 from tests.bodies import complete
 from tests.dfml_reference import CLASSES, hyper, make, model
@@ -62,7 +62,7 @@ def test_mutual_batch_models_bounds_held_activations(bound: int | None, monkeypa
     assert (held, most, learned) == (0, bound or len(MIXED), 3 * len(MIXED))
 
 
-ARCHITECTURES = (*GROUPS["tiny4"].members, "dfml-resnet-4", "dfml-vit-32", "shufflenet")
+ARCHITECTURES = (*MODELS["tiny4"].members, "dfml-resnet-4", "dfml-vit-32", "shufflenet")
 
 
 @pytest.mark.exhaustive

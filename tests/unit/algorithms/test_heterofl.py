@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2pfl.algorithms.aggregators import Assignment
-from p2pfl.algorithms.fedavg_dec import Averaged, Hyper, Trained
+from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Hyper, Trained
 from p2pfl.algorithms.fedrolex import AveragedSlice, FedRolex, TrainedSlice
 from p2pfl.algorithms.heterofl import HeteroFL
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width, by_width, common_steps
@@ -45,7 +45,7 @@ def network(name: str) -> Model:
     return Model(name, nn.Sequential(*layers), second, CLASSES)
 
 
-def make(of: type[HeteroFL], h: Hyper, names: Sequence[str] = NAMES) -> list[Any]:
+def make(of: type[FedAvgDec], h: Hyper, names: Sequence[str] = NAMES) -> list[Any]:
     peers = []
     for me, name in enumerate(names):
         with torch.random.fork_rng(devices=[]):
@@ -68,11 +68,11 @@ def change(values: Mapping[str, Tensor] | Arrays, me: int) -> None:
         tensor += me + 1.0
 
 
-def arrays(peer: HeteroFL) -> Arrays:
+def arrays(peer: FedAvgDec) -> Arrays:
     return {name: value.double().numpy().copy() for name, value in parameters_of(peer.model).items()}
 
 
-def assignments(peers: Sequence[HeteroFL], topology: Topology, rounds: int) -> list[Assignment]:
+def assignments(peers: Sequence[FedAvgDec], topology: Topology, rounds: int) -> list[Assignment]:
     net = net_of(0, topology, 0, 0)
     return [peers[0].schedule.assignment(t, net) for t in range(rounds)]
 
@@ -172,7 +172,7 @@ def test_slice_of_attention_has_whole_heads(first: int) -> None:
     ],
 )
 @pytest.mark.parametrize("of", [HeteroFL, FedRolex])
-def test_networks_of_other_families_are_an_error(of: type[HeteroFL], names: tuple[str, str], problem: str) -> None:
+def test_networks_of_other_families_are_an_error(of: type[FedAvgDec], names: tuple[str, str], problem: str) -> None:
     with pytest.raises(OptionErrors, match=f"{of.name} needs width-scaled versions of one network, but {problem}"):
         make(of, Hyper(), names)
 
@@ -207,7 +207,7 @@ def test_pooled_features_are_not_sliced() -> None:
 
 
 @pytest.mark.parametrize("of", [HeteroFL, FedRolex])
-def test_networks_start_as_first_channels_of_the_widest(of: type[HeteroFL]) -> None:
+def test_networks_start_as_first_channels_of_the_widest(of: type[FedAvgDec]) -> None:
     peers = make(of, Hyper())
     widest = arrays(peers[0])
     for peer in peers:
@@ -249,7 +249,7 @@ def averaged(models: Sequence[tuple[Arrays, int]], shapes: Arrays) -> Arrays:
 
 
 @pytest.mark.parametrize("of", [HeteroFL, FedRolex])
-def test_full_participation_on_a_complete_graph_is_the_papers_server(of: type[HeteroFL]) -> None:
+def test_full_participation_on_a_complete_graph_is_the_papers_server(of: type[FedAvgDec]) -> None:
     peers = make(of, Hyper(participation=1.0))
     without_training(peers)
     server, clients = arrays(peers[0]), [arrays(peer) for peer in peers]
@@ -267,7 +267,7 @@ def test_full_participation_on_a_complete_graph_is_the_papers_server(of: type[He
 
 @pytest.mark.parametrize("of", [HeteroFL, FedRolex])
 @pytest.mark.parametrize("topology", [COMPLETE, LINE], ids=["complete", "line"])
-def test_rounds_follow_algorithm_3(of: type[HeteroFL], topology: Topology) -> None:
+def test_rounds_follow_algorithm_3(of: type[FedAvgDec], topology: Topology) -> None:
     peers = make(of, Hyper(participation=0.4), names=("2-1", "4-2", "2-1", "4-2", "6-3"))
     without_training(peers)
     w, first, shapes = [arrays(peer) for peer in peers], [0] * 5, arrays(peers[4])

@@ -258,7 +258,7 @@ def test_options_of_nested_datasets_are_checked(root: Path) -> None:
         DATASETS["styled"].parse({"of": "mnits"})
     with pytest.raises(OptionErrors, match=r"of: clases: unknown key 'clases'.*did you mean 'classes'"):
         DATASETS["styled"].parse({"of": {"name": "synthetic", "clases": 3}})
-    with pytest.raises(OptionErrors, match="of: should be the name of a dataset"):
+    with pytest.raises(OptionErrors, match="of: should be a dataset: a name, or a mapping"):
         DATASETS["styled"].parse({"of": 3})
 
 

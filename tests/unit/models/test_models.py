@@ -15,7 +15,7 @@ from p2pfl.data import DATASETS, Split, open_dataset
 from p2pfl.errors import ModelError
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.messaging.wire import encode
-from p2pfl.models import BACKBONES, GROUPS, HEADS, MODELS, Model, architecture, build, has_linear_head, unknown_model
+from p2pfl.models import BACKBONES, HEADS, MODELS, Model, architecture, build, groups, has_linear_head, unknown_model
 from p2pfl.models.backbone import FixedFeatures
 from p2pfl.models.cost import cost
 from p2pfl.models.dfml import LocalSelfAttention, ShiftedPatches
@@ -25,6 +25,7 @@ from tests.bodies import arrive
 pytestmark = pytest.mark.exhaustive
 
 SMALL = [(1, (8, 8)), (1, (28, 28)), (3, (32, 32))]
+GROUPS = groups()
 TINY = GROUPS["tiny4"].members
 MEMBERS = sorted({member for group in MODELS.values() for member in group.members})
 
@@ -404,9 +405,9 @@ def test_scores_of_a_relu_head_are_clipped_at_0() -> None:
 
 def test_unknown_name_lists_the_known_ones() -> None:
     for call in (lambda: architecture("tiny5", 0), lambda: build("tiny5", 0, 1, (8, 8), 10)):
-        with pytest.raises(OptionErrors, match=r"unknown 'tiny5'; known: tiny4, mapl4, .* did you mean"):
+        with pytest.raises(OptionErrors, match=r"unknown 'tiny5'; known: alexnet-small, .*, tiny4; did you mean"):
             call()
-    assert unknown_model("htfe-resnet19").startswith("unknown 'htfe-resnet19'; known: tiny4, mapl4, htfe2, ")
+    assert unknown_model("htfe-resnet19").startswith("unknown 'htfe-resnet19'; known: dfml-h0, dfml-h1-cnn, ")
     assert unknown_model("htfe-resnet19").endswith("; did you mean 'htfe-resnet18'?")
 
 
@@ -414,6 +415,7 @@ def test_tables_of_models_are_consistent() -> None:
     assert {member.partition("+")[0] for member in MEMBERS} == set(BACKBONES)
     assert {member.partition("+")[2] or "linear" for member in MEMBERS} == set(HEADS) - {"relu"}  # in no group
     assert not set(GROUPS) & set(MEMBERS)
-    assert set(MODELS) == {*GROUPS, *MEMBERS}
+    assert set(MODELS) == {*GROUPS, *BACKBONES}
+    assert all(member in MODELS for member in MEMBERS)
     for group in MODELS.values():
         assert group.features or all(isinstance(BACKBONES[member], FixedFeatures) for member in group.members)

@@ -1,4 +1,4 @@
-"""Sizes of source files and classes, as CONTRIBUTING.md limits them."""
+"""Sizes of source files and classes, and levels of inheritance, as CONTRIBUTING.md limits them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.algorithms.base import Algorithm
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 FOLDERS = ("p2pfl", "peers", "launcher", "tests", "benchmarks")
-FILE, ALGORITHM, CLASS = 450, 250, 350
+FILE, ALGORITHM, CLASS, LEVELS = 450, 250, 350, 2
 
 
 def longest(folder: Path, limit: int) -> dict[str, int]:
@@ -38,3 +41,9 @@ def test_classes_are_short() -> None:
         if isinstance(node, ast.ClassDef) and node.end_lineno and node.end_lineno - node.lineno >= CLASS
     }
     assert long == {}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_have_few_levels_of_inheritance(name: str) -> None:
+    levels = [ancestor for ancestor in ALGORITHMS[name].__mro__ if issubclass(ancestor, Algorithm)]
+    assert len(levels) <= 1 + LEVELS, levels

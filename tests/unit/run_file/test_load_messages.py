@@ -302,7 +302,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
         pytest.param(
             "models: tiny4",
             "models: {name: htc4, features: 64}",
-            "run.yaml:9: models.name: mapl compares or averages the weights of linear heads, but those of "
+            "run.yaml:9: models.name: mapl compares or averages the weights of linear heads, but the heads of "
             "htfe-resnet34+fc128, htfe-resnet34+fc256, htfe-resnet34+fc512 have several layers; "
             "choose models without '+'",
             id="linear heads asked of heads with several layers",

@@ -136,7 +136,7 @@ def test_peers_end_as_if_all_parameters_were_exchanged(
     data = {"dataset": "digits", "partition": {"name": "iid", "per_peer": 30}}
     run = partly_frozen(algorithm={**EQUALLY_WEIGHTED[name], "batch": 16, "lr": 0.05}, rounds=4, data=data)
     without = simulate(run)
-    monkeypatch.setattr("p2pfl.models.note_frozen", lambda model: None)
+    monkeypatch.setattr("p2pfl.models.model.note_frozen", lambda model: None)
     whole = simulate(run)
     assert [result.digest for result in without] == [result.digest for result in whole]
     assert [result.accuracy for result in without] == [result.accuracy for result in whole]

@@ -1,22 +1,41 @@
-"""Small backbones for series and tokens, of any widths, named by them: ``conv1d-32-64``, ``embedding-64-32``."""
+"""Backbones of any widths, named by them: ``mlp-3072-2944``, ``conv1d-32-64``, ``embedding-64-32``.
+
+Their size is free, which the papers' networks are not: benchmarks use them for messages of a given size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
 
 from p2pfl.errors import ModelError
 from p2pfl.inputs import Size, describe, kind_of
-
-CONV1D, EMBEDDING = "conv1d-WIDTH-…", "embedding-WIDTH-…"
-"""The patterns of the names, as shown in errors and lists."""
+from p2pfl.models.backbone import Layers
+from p2pfl.models.registration import family
 
 KERNEL = 5
 
 
-def conv1d(widths: Sequence[int]) -> Callable[[int, Size], tuple[nn.Module, int]]:
+@family("mlp")
+def mlp(widths: Sequence[int]) -> Layers:
+    """Flatten the input, which is not tokens; then fully connected layers with these outputs and a ReLU each."""
+
+    def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
+        if kind_of(size) == "tokens":
+            raise ModelError(f"mlp takes numbers, but the dataset has {describe(channels, size)}")
+        network: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in pairwise((channels * math.prod(size), *widths)):
+            network += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return nn.Sequential(*network), widths[-1]
+
+    return layers
+
+
+@family("conv1d")
+def conv1d(widths: Sequence[int]) -> Layers:
     """Convolutions of 5 with these output channels and a ReLU, halved by max pooling in between; then the mean over
     time."""
 
@@ -47,7 +66,8 @@ class MeanEmbedding(nn.Module):
         return mean
 
 
-def embedding(widths: Sequence[int]) -> Callable[[int, Size], tuple[nn.Module, int]]:
+@family("embedding")
+def embedding(widths: Sequence[int]) -> Layers:
     """Embeddings of the first width, averaged over the sequence; then fully connected layers with a ReLU."""
 
     def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
