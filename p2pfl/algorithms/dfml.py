@@ -47,7 +47,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
@@ -227,10 +227,6 @@ class DFML(Algorithm[Hyper]):
         """α of the round, α_n after it, rounds since the last update of the peak model (from the start if there was
         none), and at an aggregator the number of models, with the local one."""
         return self._diagnostics
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Also accept the states of earlier versions, which have no ``peak_round``."""
-        super().load_state_dict({"peak_round": -1, **state})
 
     def layouts(self) -> Sequence[Layout]:
         """Models of every architecture of the mesh may arrive to be taught; only the peer's own comes back."""

@@ -20,10 +20,6 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-_FORMER_DEFAULTS = {"momentum": 0.9}
-"""Defaults of earlier versions, which run folders of theirs list even where they have no effect."""
-
-
 def _uncompiled(optimizer: type[OptimizerT]) -> type[OptimizerT]:
     """Return the optimizer without the decorators that tell torch's compiler what to leave out.
 
@@ -74,8 +70,7 @@ class LocalTraining(Options):
         # A resolved run file lists all defaults, so only another value shows that an effect is expected.
         unused = "betas" if self.optimizer == "sgd" else "momentum"
         preset = self.PRESETS.get(getattr(self, "preset", ""), {})
-        defaults = (getattr(type(self), unused), _FORMER_DEFAULTS.get(unused), preset.get(unused))
-        if getattr(self, unused) not in defaults:
+        if getattr(self, unused) not in (getattr(type(self), unused), preset.get(unused)):
             raise ValueError(f"{unused} has no effect with optimizer {self.optimizer}; remove it")
         return self
 

@@ -399,7 +399,7 @@ class Endpoint:
         if self._pipeline is not None:
             self._pipeline.load_state_dict(state["pipeline"])
         self._directions.load_state_dict(state)
-        self.received_from.update(state.get("received_from", ()))  # a checkpoint of an earlier version has none
+        self.received_from.update(state["received_from"])
         self.t = t
         self.journal.load_state_dict(journal)
 

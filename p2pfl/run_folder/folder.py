@@ -84,7 +84,7 @@ class Status:
         undelivered: messages that wait to be passed to the transport, one for each connected neighbor.
         starts: how often the peer has started, this time included.
         resumes: how many of these starts followed a regular end, e.g. by `p2pfl stop`; the others followed a failure.
-        tested_on: p2pfl.learning.peer_data.TestedOn of the local test split; empty in runs of earlier versions.
+        tested_on: p2pfl.learning.peer_data.TestedOn of the local test split.
         skipped: what was not used in the completed rounds since it had diverged, by kind (p2pfl/outcomes.py).
     """
 
@@ -127,7 +127,7 @@ class Result:
         metrics: further metrics of the local test split, by name; None where the model has diverged.
         extra_metrics: accuracies of the algorithm's additional evaluations by name.
         masked_accuracies: accuracies by name where only scores of the peer's local classes count: ``personal``, on
-            the local test split, and those of ``extra_metrics``. Empty in runs of earlier versions.
+            the local test split, and those of ``extra_metrics``.
         unmasked_accuracies: the same where the scores of all classes count.
         best, best_round: highest accuracy of the run, and its round.
         sent, received: ``{neighbor: {kind: [messages, payload bytes, header bytes]}}`` over the whole run.

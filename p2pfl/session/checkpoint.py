@@ -32,7 +32,7 @@ from p2pfl.tensors import raw
 
 State = dict[str, Any]
 
-FORMAT = 4
+FORMAT = 5
 """Version of the state's layout. A format mismatch is not corruption: both files are left in place."""
 
 START = "round 0"
@@ -309,7 +309,7 @@ def _load_usable(
         return None, CheckpointError(f"{path}: belongs to another run or peer")
     if (found := state.get("format")) != FORMAT:
         raise CheckpointError(
-            f"{path}: has format {found or 1}, but this version of p2pfl reads format {FORMAT}: resume the run with "
+            f"{path}: has format {found}, but this version of p2pfl reads format {FORMAT}: resume the run with "
             "the version that started it, or launch it again"
         )
     if damaged := damage(state):

@@ -144,7 +144,7 @@ def truncate(path: Path, t: int, log: logging.Logger, last: int = -1) -> float:
     kept = "".join(json.dumps(record) + "\n" for record in earlier).encode()
     if kept != before:
         write_atomically(path, kept, durable=True)
-    return max((record.get("elapsed", 0.0) for record in records), default=0.0)  # none in those of old versions
+    return max((record.get("elapsed", 0.0) for record in records), default=0.0)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -172,8 +172,7 @@ class Totals:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Totals:
-        """Restore a state, perhaps of an earlier version, which did not count outcomes."""
-        return cls(**{**state, "outcomes": Outcomes(**state.get("outcomes", {}))})
+        return cls(**{**state, "outcomes": Outcomes(**state["outcomes"])})
 
     def add(self, record: RoundRecord) -> None:
         for total, counts in ((self.sent, record.sent), (self.received, record.received)):

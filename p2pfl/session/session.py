@@ -399,11 +399,8 @@ class Session:
         self.algorithm.finished = saved["finished"]
         self.streams.load_state_dict(saved["streams"])
         self.totals = Totals.from_state_dict(saved["totals"])
-        self._recorded = saved.get("recorded", -1)
+        self._recorded = saved["recorded"]
         self.rounds_done = self.saver.saved = saved["rounds_done"]
-        if "evaluations" in saved:  # absent in checkpoints of earlier versions
-            self.evaluations = Evaluations.from_state_dict(saved["evaluations"])
-        elif self.algorithm.finished or self.rounds_done == self.settings.rounds:
-            self._evaluate()  # not otherwise: the neighbors wait
+        self.evaluations = Evaluations.from_state_dict(saved["evaluations"])
         self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done, self.log, self._recorded)
         self.log.info("resumed t=%d", self.rounds_done)
