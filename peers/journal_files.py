@@ -12,7 +12,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.session.body_files import body_path, map_body
-from peers.free_memory import forget
+from p2pfl.session.free_memory import forget
 
 
 class NeighborJournals:

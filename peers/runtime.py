@@ -38,12 +38,12 @@ from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
+from p2pfl.session.free_memory import free_heap
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.session import Runtime, Session, Stopped
 from p2pfl.stop_signals import handling, stop_signals
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
-from peers.free_memory import free_heap
 from peers.health import Health
 from peers.io_loop import Leaving
 from peers.journal_files import NeighborJournals

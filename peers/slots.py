@@ -22,7 +22,7 @@ from weakref import WeakSet
 from p2pfl.errors import UnsuitableFileSystem
 from p2pfl.file_locks import RUN_FOLDER, lock
 from p2pfl.run_folder.files import write_errors
-from peers.free_memory import free_heap
+from p2pfl.session.free_memory import free_heap
 
 NO_FIFOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 """How file systems without FIFOs refuse to create one, e.g. FAT and some in user space."""

@@ -47,9 +47,9 @@ from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.free_memory import forget_files, free_heap
 from p2pfl.stop_signals import nothing, stop_signals
 from p2pfl.terminal import encode_as_utf8
-from peers.free_memory import forget_files, free_heap
 from peers.runtime import Data, run_peer
 
 MAX_ERROR = 4096
