@@ -15,10 +15,10 @@ from p2pfl.messaging.control import FOREVER, FROM_WRITER, Entry, Hello, Id, Noth
 from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.edge import chunk_length
 from p2pfl.messaging.wire import Buffer, Plan
+from p2pfl.session.body_files import NeighborJournals
 from peers.connection import Connection
 from peers.context import Context
 from peers.effects import Look, Lost, NothingComes, Refuse, Send
-from peers.journal_files import NeighborJournals
 
 SENT = (*FROM_WRITER, Want)
 """What peers send on their DEALER; a ROUTER answers with Refused only."""

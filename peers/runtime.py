@@ -34,7 +34,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import allow_many_files
 from p2pfl.run_folder.folder import Phase, RunFolder, Status
 from p2pfl.run_folder.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
-from p2pfl.session.body_files import FileStore
+from p2pfl.session.body_files import FileStore, NeighborJournals
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
@@ -46,7 +46,6 @@ from peers.device import claim_device, slots_on
 from peers.faults import Injector
 from peers.health import Health
 from peers.io_loop import Leaving
-from peers.journal_files import NeighborJournals
 from peers.keys import read_keys
 from peers.slots import HostSlot
 from peers.sockets import Sockets
