@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from p2pfl import PeerId
-from p2pfl.errors import HandshakeError, WireError, WrongVersion
+from p2pfl.errors import HandshakeError, JournalError, WireError, WrongVersion
 from p2pfl.messaging import control
 from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Id, Refused, Want
-from p2pfl.messaging.edge import OPTIONAL_DELAY, Reader, Writer, WriterState
+from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState, chunk_length
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.wire import Buffer, Message
 from peers.context import Context
@@ -128,9 +128,30 @@ class Connection:
                     )
                     self.break_off(now)
                     return
-            yield [control.pack(message.control, run), *message.frames]
+            if (content := self._content(message)) is None:
+                break
+            yield [control.pack(message.control, run), *content]
             self.writer.sent(message)
         self._note_progress()
+
+    def _content(self, message: Outgoing) -> list[Buffer] | None:
+        """Return the frames that follow the envelope; None if the entry was dropped at this moment.
+
+        Raises JournalError if the journal has lost the body.
+        """
+        entry, described, journal = message.entry, message.control, self._context.endpoint.journal
+        if entry is None or not isinstance(described, Entry):
+            return []
+        header = [] if described.offset else [entry.header]
+        if described.segment or not entry.size:
+            return header
+        try:
+            return [*header, journal.read(entry, described.offset, chunk_length(entry.size, described.offset))]
+        except OSError as error:
+            found = journal.after(self.peer, entry.id)
+            if found is not None and found[0] is entry:  # somebody has deleted the file
+                raise JournalError(self.peer, error) from error
+            return None  # the neighbor does not need it any more
 
     def asks(self, now: float) -> bool:
         """Return whether a Want is due."""
