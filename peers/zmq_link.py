@@ -25,6 +25,7 @@ from p2pfl.messaging.control import FOREVER, Hello
 from p2pfl.messaging.deadline import Deadline
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.link import Link
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
 from peers.context import Context
@@ -34,7 +35,7 @@ from peers.limited_log import LimitedLog
 from peers.sockets import Sockets
 
 
-class ZmqLink:
+class ZmqLink(Link):
     """A Link over sockets. ``await start()`` before use; ``await close()`` at the end.
 
     Args:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import torch
+from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.errors import Deadlock
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.link import Link
 from p2pfl.tensors import Tensors
 
 PASSES = 50
@@ -37,6 +39,12 @@ class LocalHub:
         endpoint.link = LocalLink(endpoint.me, self)
         endpoint.mailbox.on_block = self.check
         endpoint.memo = self.memo
+
+    def hand(self, entry: JournalEntry, sender: PeerId, to: PeerId, stored: Tensor | None) -> None:
+        """Have a receiver decode an entry, whose body is ``stored``, uint8 [size], as if it came over a network."""
+        receiver = self.endpoints[to]
+        body = None if stored is None else stored.clone()  # the receiver may modify it; a clone is aligned too
+        receiver.accept(receiver.decode(receiver.check(entry.header), entry.id.t, sender, body))
 
     def finish(self, peer: PeerId) -> None:
         """Note that ``peer`` will send nothing more."""
@@ -100,8 +108,8 @@ class LocalHub:
             self.endpoints[peer].fail(error)
 
 
-class LocalLink:
-    """Hands entries to the other endpoints of this process, which decode them as if they came over a network."""
+class LocalLink(Link):
+    """Hands entries to the other endpoints of this process."""
 
     def __init__(self, me: PeerId, hub: LocalHub) -> None:
         self.me = me
@@ -111,22 +119,8 @@ class LocalLink:
         journal, t = self.hub.endpoints[self.me].journal, entry.id.t
         stored = torch.frombuffer(journal.read(entry, 0, entry.size), dtype=torch.uint8) if entry.size else None
         for to in entry.to:
-            receiver = self.hub.endpoints[to]
-            body = None if stored is None else stored.clone()  # its own, and aligned
-            receiver.accept(receiver.decode(receiver.check(entry.header), t, self.me, body))
+            self.hub.hand(entry, self.me, to, stored)
             journal.drop(to, t + 1)  # delivered, and no peer crashes without the others
-
-    def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        return []
-
-    async def caught_up(self, peers: Iterable[PeerId]) -> None:
-        return
 
     def nothing(self, to: PeerId, t: int) -> None:
         self.hub.endpoints[to].mailbox.nothing(self.me, t)
-
-    def undelivered(self) -> int:
-        return 0
-
-    def checkpointed(self, durable: int) -> None:
-        return

@@ -58,9 +58,7 @@ class ReplayingHub(LocalHub):
                 continue  # computed again by a sender that resumed from an earlier round
             if stored is None:
                 stored = self.endpoints[sender].journal.map(entry)
-            receiver = self.endpoints[peer]
-            body = None if stored is None else stored.clone()  # its own, and aligned
-            receiver.accept(receiver.decode(receiver.check(entry.header), entry.id.t, sender, body))
+            self.hand(entry, sender, peer, stored)
 
     def nothing(self, sender: PeerId, to: PeerId, t: int) -> None:
         """Tell ``to`` that ``sender`` has nothing for it in round ``t``."""

@@ -34,6 +34,7 @@ from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.edge import OPTIONAL_DELAY
 from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
 from p2pfl.messaging.journal import BodyStore, JournalEntry, Place
+from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -237,7 +238,7 @@ class _Mesh:
                 tasks.create_task(peer.execute())
 
 
-class _Peer:
+class _Peer(Link):
     """One peer: its link, its work, and its rounds as ``Session`` runs them."""
 
     def __init__(self, mesh: _Mesh, me: PeerId, kind: _Kind, host: int, starts_at: float) -> None:
@@ -392,17 +393,5 @@ class _Peer:
             receiver.endpoint.receive(entry, self.endpoint)
         self.endpoint.journal.drop(receiver.me, entry.id.t)  # nothing of an earlier round is on its way
 
-    def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        return []
-
-    async def caught_up(self, peers: Iterable[PeerId]) -> None:
-        return
-
     def nothing(self, to: PeerId, t: int) -> None:
         self.mesh.peers[to].endpoint.mailbox.nothing(self.me, t)
-
-    def undelivered(self) -> int:
-        return 0
-
-    def checkpointed(self, durable: int) -> None:
-        return
