@@ -257,7 +257,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialValues:
     """What a tensor was before it was trained, as far as its divergence is told from that.
 
     Attributes:
@@ -269,7 +269,7 @@ class Start:
     nonfinite: tuple[float, float, float] = (0, 0, 0)
 
     @classmethod
-    def of(cls, tensor: Tensor, *, constant: bool = False) -> Start:
+    def of(cls, tensor: Tensor, *, constant: bool = False) -> InitialValues:
         """Return what a tensor is before it is trained.
 
         Args:
@@ -289,10 +289,10 @@ class Start:
         return cls(max(LIMIT, GROWTH * largest), nonfinite)
 
 
-ORDINARY = Start()
+ORDINARY = InitialValues()
 
 
-def has_diverged(tensor: object, start: Start = ORDINARY) -> bool:
+def has_diverged(tensor: object, start: InitialValues = ORDINARY) -> bool:
     """Return whether more entries are NaN or infinite than at the start, or one is too large.
 
     In a float64 or complex tensor none is: it may hold sums, which can be large. The extra state of a module, which
@@ -301,7 +301,7 @@ def has_diverged(tensor: object, start: Start = ORDINARY) -> bool:
     return diverged_entry(tensor, start) is not None
 
 
-def diverged_entry(tensor: object, start: Start = ORDINARY) -> float | None:
+def diverged_entry(tensor: object, start: InitialValues = ORDINARY) -> float | None:
     """Return an entry that has diverged, as ``has_diverged`` defines it; None if none has."""
     if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None

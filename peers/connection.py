@@ -18,9 +18,9 @@ from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Id, Refused, Want
 from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState, chunk_length
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.wire import Buffer, Message
-from peers.context import Context
 from peers.delays import Delays
 from peers.effects import CaughtUp, Close, Deliver, Disconnected, Failed, Reconnected, Send, SocketEvent
+from peers.link_context import LinkContext
 
 CLOSE_TIMEOUT = 10.0
 """Maximum seconds to wait until a neighbor that has finished confirms the last Begin."""
@@ -35,7 +35,7 @@ class Connection:
         now: when the link starts, in seconds.
     """
 
-    def __init__(self, context: Context, peer: PeerId, now: float) -> None:
+    def __init__(self, context: LinkContext, peer: PeerId, now: float) -> None:
         self.peer = peer
         self.writer = Writer(context.endpoint.journal, peer, context.hello, context.new_number)
         self.reader = Reader(Id(context.endpoint.t, 0), context.budget, context.new_number)

@@ -23,8 +23,8 @@ from p2pfl.messaging.deadline import STALL
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.run_file.addresses import leads_here, split
 from peers.connection import Connection
-from peers.context import Context
 from peers.effects import Close, Failed, Look, News, Refuse, Send
+from peers.link_context import LinkContext
 from peers.receiver import Receiver
 from peers.sockets import Sockets, Turns
 from peers.zmq_sockets import ZmqDealer, ZmqRouter
@@ -59,7 +59,7 @@ class IoLoop:
         hear: called on the event loop's thread with the news of a turn, in order.
     """
 
-    def __init__(self, context: Context, world: Sockets, hear: Callable[[list[News]], None]) -> None:
+    def __init__(self, context: LinkContext, world: Sockets, hear: Callable[[list[News]], None]) -> None:
         self.context = context
         self.world = world
         self.hear = hear

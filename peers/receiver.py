@@ -17,8 +17,8 @@ from p2pfl.messaging.edge import chunk_length
 from p2pfl.messaging.wire import Buffer, Plan
 from p2pfl.session.body_files import NeighborJournals
 from peers.connection import Connection
-from peers.context import Context
 from peers.effects import Look, Lost, NothingComes, Refuse, Send
+from peers.link_context import LinkContext
 
 SENT = (*FROM_WRITER, Want)
 """What peers send on their DEALER; a ROUTER answers with Refused only."""
@@ -57,7 +57,7 @@ class Receiver:
     """
 
     def __init__(
-        self, context: Context, connections: Mapping[PeerId, Connection], journals: NeighborJournals, now: float
+        self, context: LinkContext, connections: Mapping[PeerId, Connection], journals: NeighborJournals, now: float
     ) -> None:
         self.paused = False
         """There were too many useless messages: do not read any until ``end_pause``."""

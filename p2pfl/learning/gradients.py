@@ -17,7 +17,7 @@ from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
 from p2pfl.rng import Streams
 
-Loss = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
+LossTerms = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
 """Returns the terms of the loss by name, scalar tensors, of network input and labels, int64, one for each row."""
 
 
@@ -34,7 +34,7 @@ class Batch:
         state: what the rule keeps from batch to batch, in checkpoints too: tensors and plain values. Initially empty.
     """
 
-    loss: Loss
+    loss: LossTerms
     x: Tensor
     labels: Tensor
     views: int

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import Unexpected
-from p2pfl.tensors import ORDINARY, Start, diverged_entry
+from p2pfl.tensors import ORDINARY, InitialValues, diverged_entry
 
 MAX_HEADER = 1 << 20
 """Bytes; a model with ten thousand named tensors fits."""
@@ -60,7 +60,7 @@ class TensorSpec:
     dtype: torch.dtype
     shape: tuple[int, ...]
     free: frozenset[int] = frozenset()
-    start: Start = dataclasses.field(default=ORDINARY, compare=False)
+    start: InitialValues = dataclasses.field(default=ORDINARY, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -149,7 +149,7 @@ class Layout:
             largest = (free or {}).get(field, {})
             lengths = ((largest.get(axis), length) for axis, length in enumerate(tensor.shape))
             shape = tuple(length if limit is None else limit for limit, length in lengths)
-            start = Start.of(tensor, constant=key in (constants or {}).get(field, ()))
+            start = InitialValues.of(tensor, constant=key in (constants or {}).get(field, ()))
             specs[field, key] = TensorSpec(tensor.dtype, shape, frozenset(largest), start)
         fields = {}
         for name, value in plain.items():

@@ -47,7 +47,7 @@ from p2pfl.run_folder.folder import PLUGINS
 GROUP = "p2pfl.plugins"
 """The entry-point group of installed plug-ins."""
 
-Entry = tuple[Table[Any], str, Any, str]
+Registration = tuple[Table[Any], str, Any, str]
 """A registered name: its table, the name, the value and what defines it."""
 
 
@@ -55,7 +55,7 @@ Entry = tuple[Table[Any], str, Any, str]
 
 
 @dataclass(frozen=True)
-class _Source:
+class _ModuleSource:
     path: str
     content: bytes
     package: bool
@@ -66,7 +66,7 @@ class _Loader(SourceLoader):
 
     plugin = True
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: _ModuleSource) -> None:
         self._source = source
 
     def get_filename(self, fullname: str) -> str:
@@ -80,7 +80,7 @@ class _Finder(MetaPathFinder):
     """Finds the modules of the active plug-ins."""
 
     def __init__(self) -> None:
-        self.sources: dict[str, _Source] = {}
+        self.sources: dict[str, _ModuleSource] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -116,14 +116,14 @@ class _Unit:
     """Loaded plug-ins of a run: their modules, and what they have registered."""
 
     modules: dict[str, ModuleType]
-    sources: dict[str, _Source]
-    entries: list[Entry]
+    sources: dict[str, _ModuleSource]
+    entries: list[Registration]
 
 
 _UNITS: dict[object, _Unit] = {}
 _REFUSED: list[ModuleType | None] = []
 """Kept: a pool in a module that is collected before Python ends it prints a traceback."""
-_INSTALLED_ENTRIES: dict[str, list[Entry]] = {}
+_INSTALLED_ENTRIES: dict[str, list[Registration]] = {}
 """What installed modules have registered, which are imported once."""
 _DISPLACED: dict[str, ModuleType] = {}
 _active: object = None
@@ -166,7 +166,7 @@ def _deactivate() -> None:
     _active = None
 
 
-def _remove(entries: Iterable[Entry], modules: Iterable[str]) -> None:
+def _remove(entries: Iterable[Registration], modules: Iterable[str]) -> None:
     for table, name, *_ in entries:
         table.unregister(name)
     for name in modules:
@@ -184,7 +184,7 @@ def _displace(names: Iterable[str]) -> None:
             _DISPLACED[name] = known
 
 
-def _root(source: _Source) -> Path:
+def _root(source: _ModuleSource) -> Path:
     """The folder that holds a top-level module or package."""
     path = Path(source.path)
     return path.parent.parent if source.package and path.name == "__init__.py" else path.parent
@@ -249,22 +249,22 @@ def _file_of(plugin: Plugin) -> str:
     return plugin.name if path is None else str(path)
 
 
-def _modules(plugin: Plugin) -> Iterator[tuple[str, _Source]]:
+def _modules(plugin: Plugin) -> Iterator[tuple[str, _ModuleSource]]:
     for path, content in plugin.sources.items():
         *folders, file = Path(path).with_suffix("").parts
         for depth in range(1, len(folders) + 1):  # a folder may lack an __init__.py
             yield_path = Path(*folders[:depth])
             if str(yield_path / "__init__.py") not in plugin.sources:
-                yield ".".join(folders[:depth]), _Source(str(plugin.root / yield_path), b"", package=True)
+                yield ".".join(folders[:depth]), _ModuleSource(str(plugin.root / yield_path), b"", package=True)
         name = ".".join(folders if file == "__init__" else (*folders, file))
-        yield name, _Source(str(plugin.root / path), content, package=file == "__init__")
+        yield name, _ModuleSource(str(plugin.root / path), content, package=file == "__init__")
 
 
 def _registered() -> dict[str, dict[str, Any]]:
     return {kind: table.registered for kind, table in TABLES.items()}
 
 
-def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
+def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Registration]:
     """What was registered since ``before``."""
     return [
         (TABLES[kind], name, value, TABLES[kind].defined[name])
@@ -277,14 +277,14 @@ def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
 # ---- installed packages that announce themselves -------------------------------------------------------------
 
 
-_announced: dict[str, list[Entry]] | None = None
+_announced: dict[str, list[Registration]] | None = None
 
 
-def announced() -> dict[str, list[Entry]]:
+def announced() -> dict[str, list[Registration]]:
     """Import the packages of the entry-point group, once. Return what each has registered. Raises PluginError."""
     global _announced
     if _announced is None:
-        found: dict[str, list[Entry]] = {}
+        found: dict[str, list[Registration]] = {}
         for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
             before = _registered()
             _import(find(point.module, NOWHERE))

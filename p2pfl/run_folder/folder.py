@@ -64,7 +64,7 @@ FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
 
 Counts = Annotated[list[int], 3]
 """Messages, payload bytes, header bytes."""
-Loss = Annotated[float, math.inf]
+LossValue = Annotated[float, math.inf]
 """May be infinite, unlike other numbers, with which summaries compute."""
 LARGEST = 2.0**63
 """Largest absolute value of other numbers in a record; NaN is allowed."""
@@ -150,11 +150,11 @@ class Result:
     model: str
     group: int
     accuracy: float | None = None
-    loss: Loss | None = None
+    loss: LossValue | None = None
     correct: int = 0
     samples: int = 0
     global_accuracy: float | None = None
-    metrics: dict[str, Loss | None] = field(default_factory=dict)
+    metrics: dict[str, LossValue | None] = field(default_factory=dict)
     extra_metrics: dict[str, float] = field(default_factory=dict)
     masked_accuracies: dict[str, float] = field(default_factory=dict)
     unmasked_accuracies: dict[str, float] = field(default_factory=dict)

@@ -26,7 +26,7 @@ from p2pfl.file_locks import lock
 from p2pfl.run_folder.files import write_errors
 from p2pfl.terminal import printable
 
-Format = Literal["text", "json"]
+LogFormat = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
 MAX_LINE = 160
 """Characters of a line of text with details; only a message that is longer has more."""
@@ -39,7 +39,7 @@ TIME = "%Y-%m-%dT%H:%M:%S"
 class LogSettings:
     """How one peer logs to its file: the least level to log, and the bytes after which another file is begun."""
 
-    format: Format = "text"
+    format: LogFormat = "text"
     level: str = "info"
     max_bytes: int = MAX_BYTES
 

@@ -21,7 +21,7 @@ MIN_ENTRIES = 16
 
 
 @dataclass(frozen=True)
-class Context:
+class LinkContext:
     """What the connections and the receiver of a link share.
 
     Attributes:
