@@ -124,8 +124,8 @@ class Writer:
         if self.state is WriterState.DOWN:
             return
         if want.hello != self._hello.number:
-            # It answers an earlier Hello, which says nothing about where this connection leads. That of a process
-            # that died may have been read last: repeat ours.
+            # It answers an earlier Hello, which does not show where this connection leads. The reader may have read
+            # the Hello of a process that died last: repeat this one.
             if self._hello not in self._due and self._allows_epoch(now):
                 self._due.insert(0, self._hello)
             return
@@ -253,7 +253,7 @@ class Reader:
 
     def hello(self, *, references: bool, number: int = 0) -> None:
         self.references, self._hello = references, number
-        if self._left_at is not None:  # it may have failed, and go on: otherwise its last Begin is read again
+        if self._left_at is not None:  # it may have failed and resumed; otherwise its last Begin is read again
             self.next, self.finished = max(self._left_at, Id(self.durable, 0)), False
         self._ask_anew()
 
@@ -288,7 +288,7 @@ class Reader:
         return not idle and self._received + cost(header, size) > self._granted
 
     def passed(self, id: Id, header: int, size: int) -> None:
-        """Move past an entry that was taken, or that cannot be decoded."""
+        """Move past an entry that was taken or cannot be decoded."""
         self.finished = id.t == FOREVER
         if not self.finished:
             self._left_at = None

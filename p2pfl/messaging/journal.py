@@ -65,7 +65,7 @@ class BodyStore:
         self._bodies.pop(segment, None)
 
     def restore(self, segments: Iterable[int]) -> set[int]:
-        """Return those of the segments that exist; delete all others. Called before the first ``write``."""
+        """Return which of the segments exist, and delete all other segments. Called before the first ``write``."""
         return set()
 
     def sync(self, segments: Iterable[int]) -> None:
@@ -116,9 +116,9 @@ class Journal:
         self._saved_before = 0
         """The last checkpoint names the entries of rounds before this one."""
         self._held: list[int] = []
-        """Segments with entries of that checkpoint, once for each that was dropped since its reader is gone."""
+        """Segments with entries of that checkpoint, once for each entry dropped for a reader declared dead."""
         self._releasable: list[int] = []
-        """Those that the checkpoint in progress does not need."""
+        """Segments that the checkpoint in progress does not need."""
         self._next = Id(0, 0)
         self._lock = threading.RLock()
 
@@ -153,7 +153,7 @@ class Journal:
                     addressed.last = entry.id
 
     def _use(self, segment: int, count: int = 1) -> None:
-        """Note that so many more may ask for bodies in a segment; release it if nobody may."""
+        """Note how many more readers may ask for bodies in a segment; release it if none may."""
         with self._lock:
             self._live[segment] = self._live.get(segment, 0) + count
             if self._live[segment] == 0 and segment != self.store.current:
@@ -206,8 +206,8 @@ class Journal:
         """Drop the entries to a neighbor of rounds before this one.
 
         Args:
-            declared_dead: it was declared dead, though it may need them. If it and this peer both go back to their
-                checkpoints, it can have those that this one's names; so their bodies stay until the next checkpoint.
+            declared_dead: it was declared dead, though it may need them. If both peers roll back to their
+                checkpoints, it can get the entries that this peer's names: their bodies stay until the next one.
         """
         with self._lock:
             addressed = self._addressed[to]

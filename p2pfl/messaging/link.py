@@ -19,11 +19,12 @@ class Link(Protocol):
         """Begin to deliver a new entry."""
 
     def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Return those of ``peers`` that are connected and have too many entries left to read."""
+        """Return the connected ``peers`` that have too many entries left to read."""
         return []
 
     async def caught_up(self, peers: Iterable[PeerId]) -> None:
         """Return when none of ``peers`` is behind any more, at the deadline at the latest."""
+        return
 
     def nothing(self, to: PeerId, t: int) -> None:
         """Tell a neighbor not to wait for messages to this peer's receivers in round ``t``: it is not one of them."""
@@ -34,3 +35,4 @@ class Link(Protocol):
 
     def checkpointed(self, durable: int) -> None:
         """Tell the neighbors that they need not keep messages of rounds before ``durable`` for this peer."""
+        return

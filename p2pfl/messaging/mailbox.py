@@ -1,4 +1,4 @@
-"""Mailbox: messages that have arrived, and the waits for those that have not."""
+"""Mailbox: messages that have arrived, and waits for messages that have not."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Mailbox:
         self._sender_round: dict[PeerId, int] = {}  # the earliest round whose messages may still arrive
         self._nothing: dict[PeerId, int] = {}  # the latest round in which the sender has nothing for this peer
         self.taken_bytes = dict.fromkeys(senders, 0)
-        """Window that each sender's messages no longer use: they were taken or discarded. Any thread may read it."""
+        """Bytes of each sender's messages that were taken or discarded: its window grows. Any thread may read it."""
         self.awaited: frozenset[PeerId] = frozenset()
         """Senders of the messages waited for when the last wait began or ended. Any thread may read it."""
         self.failure: BaseException | None = None
@@ -147,7 +147,7 @@ class Mailbox:
         finally:
             self._waits.remove(wait)
             self._note_awaited()
-            if self._waits:  # of other tasks: unless this one soon waits again, they alone decide
+            if self._waits:  # other tasks still wait; unless this one soon waits again, only their waits count
                 asyncio.get_running_loop().call_soon(self.on_block)
         if self.failure is not None:
             raise self.failure

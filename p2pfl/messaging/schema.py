@@ -52,7 +52,7 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The dtype and shape of a tensor, or those that it must have: dimensions in ``free`` may be shorter.
+    """The dtype and shape that a tensor has or must have; dimensions in ``free`` may be shorter.
 
     ``start`` tells when a received one has diverged.
     """
@@ -97,7 +97,7 @@ class PlainSpec:
     range: range | None = None
     """The values allowed of an int, or of the items of an int tuple."""
     length: int | None = None
-    """The largest length of an int tuple; that of others is limited by ``MAX_HEADER`` only."""
+    """The largest length of an int tuple; None: only ``MAX_HEADER`` limits it."""
 
     def mismatch(self, value: object) -> str | None:
         """Return what is wrong with a value that was received, if anything."""
@@ -137,9 +137,9 @@ class Layout:
         A received tensor has diverged if it holds NaN or infinity in more entries, or far larger values.
 
         Args:
-            free: {field: {dimension of its tensors: largest length}} of those that may have any length up to it; None
-                stands for that of each tensor in ``body``. An int tuple has one dimension, 0.
-            fixed: plain fields that must equal those of ``body``, e.g. an architecture's name that decides shapes.
+            free: {field: {dimension of its tensors: largest length}} of dimensions that may be shorter; None stands
+                for the length in ``body``. An int tuple has one dimension, 0.
+            fixed: plain fields that must have the value in ``body``, e.g. an architecture's name that decides shapes.
             ranges: {field: allowed values} of ints and of the items of int tuples; others are refused on arrival.
             constants: {field: keys of the tensors that are not trained}; they may hold anything but NaN.
         """
@@ -164,7 +164,7 @@ class Layout:
     def mismatch(
         self, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object], *, summed: bool = False
     ) -> str | None:
-        """Return in what a body differs, if it does; ``summed``: it should be a sum of several such bodies."""
+        """Return how a body differs from the layout, if it does; ``summed``: it should be a sum of such bodies."""
         if plain.keys() != self.plain.keys():
             return f"expected fields {sorted(self.plain)}, got {shown(sorted(plain, key=str))}"
         for name, value in plain.items():

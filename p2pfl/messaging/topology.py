@@ -37,7 +37,7 @@ class SpanningTree(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """An undirected graph over peers 0 to ``peers - 1``; ``neighbors[i]`` lists those of peer i, ascending."""
+    """An undirected graph over peers 0 to ``peers - 1``; ``neighbors[i]``: the neighbors of peer i, ascending."""
 
     neighbors: tuple[tuple[int, ...], ...]
 

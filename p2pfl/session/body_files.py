@@ -25,7 +25,7 @@ from p2pfl.run_folder.files import sync, write_errors
 from p2pfl.session.free_memory import forget
 
 SEGMENT = 1 << 20
-"""Bytes after which a segment is full. A larger body is the last one in its segment."""
+"""Bytes after which a segment is full. A larger body ends its segment."""
 MAX_PARTS = 512
 """Buffers written by one system call."""
 _MADV_POPULATE_READ = 22
@@ -47,7 +47,7 @@ class FileStore(BodyStore):
                 old.unlink()
             self.token = f"token-{secrets.token_hex(16)}"
             os.close(os.open(folder / self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            # Drawn, because deleted segments leave no trace, but checkpoints and references may still name them.
+            # Random, because checkpoints and references may still name segments that were deleted.
             self.current = 1 + secrets.randbits(51)
 
     def _numbers(self) -> set[int]:

@@ -45,7 +45,7 @@ def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> 
 
     Args:
         folder: the run folder, if the run has begun: its dataset must not have changed.
-        record: write the dataset's hash into a run folder that has none, as a run does that begins.
+        record: the run begins: write the dataset's hash into its folder.
 
     Raises:
         RunFileError: the dataset is not available, has changed since the run began, or cannot be partitioned as
@@ -64,7 +64,7 @@ def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> No
         recorded = file.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         if record:
-            with suppress(WriteError):  # a full disk has an error of its own, at what the run needs
+            with suppress(WriteError):  # a full disk is reported where the run needs it
                 write_atomically(file, f"{dataset.sha256}\n".encode())
         return
     except (OSError, UnicodeDecodeError) as error:
@@ -73,7 +73,7 @@ def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> No
         text = (
             f"{dataset.name} has changed since this run began, or this host decodes it differently: its hash is "
             f"{dataset.sha256[:12]}…, not {recorded[:12]}…; restore its files, start a new run, or delete {file} to "
-            "use it nevertheless"
+            "use it anyway"
         )
         raise ChangedDataset(run.error_at("data.dataset", DataError(text)).problems)
 
@@ -144,7 +144,7 @@ def check_models(run: Run, dataset: Dataset, subsets: Sequence[Subset] = ()) -> 
         What users should know about their models.
 
     Raises:
-        RunFileError: one does not.
+        RunFileError: an architecture does not suit.
     """
     _check_architectures(run, dataset)
     remarks: list[str] = []
@@ -218,7 +218,7 @@ def _check_architectures(run: Run, dataset: Dataset) -> None:
     features: dict[str, int] = {}
     for member, peer in sorted(_first_peers(run).items()):
         try:
-            # Models of this project need no memory here; those of users may do anything while they are built.
+            # Built-in models need no memory here; a user's model may do anything while it is built.
             device = nullcontext() if _is_of_user(member) else torch.device("meta")
             with rng.torch_seeded(run.seed, "check"), kept_random_states(), device:
                 model = build(group, peer, dataset.channels, dataset.size, dataset.classes, models.features)

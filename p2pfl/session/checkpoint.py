@@ -1,10 +1,10 @@
 """Checkpoints: the complete state of a peer after a round.
 
 A checkpoint is one file, replaced atomically and durably: a SHA-256 checksum, then the output of ``torch.save``
-(torch does not verify those that it writes). It is loaded with ``weights_only``: tensors and plain containers, and
+(torch does not verify its own checksums). It is loaded with ``weights_only``: tensors and plain containers, and
 nothing is executed. It contains the run and the peer that it belongs to, and its format.
 
-The previous checkpoint is kept and replaces a damaged one. So neighbors may discard a message to this peer only once
+The previous checkpoint is kept and replaces a damaged one. So neighbors may discard a message to this peer only when
 the *previous* checkpoint contains it.
 """
 
@@ -221,7 +221,7 @@ class _Sink:
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """Have torch leave out its checksums, which take twice as long as all the rest: the file has a better one."""
+    """Disable torch's checksums, which take two thirds of the time: the file has a better one."""
     setter = getattr(torch.serialization, "set_crc32_options", None)  # since torch 2.6
     if setter is None:
         yield
@@ -246,11 +246,15 @@ def load(
 ) -> State | None:
     """Load the newest usable state; None if there is no checkpoint yet, or if the only one is not usable.
 
-    ``damage`` names what a state refers to and is damaged, if anything is; such a state is not usable.
+    An unusable newest checkpoint is moved aside and logged, and the previous one is loaded.
 
-    An unusable newest checkpoint is moved aside and logged (unless not ``repair``), and the previous one is loaded.
-    ``otherwise`` is what the peer resumes from, as texts say, if there is no previous one; empty if from nothing.
-    Raises CheckpointError if neither is usable, or if another version of p2pfl wrote one of them.
+    Args:
+        damage: names something damaged that a state refers to; such a state is not usable.
+        repair: move an unusable checkpoint aside.
+        otherwise: for messages: what the peer resumes from without a previous checkpoint; empty if from nothing.
+
+    Raises:
+        CheckpointError: neither is usable, or another version of p2pfl has written one of them.
     """
     newest, error = _load_usable(path, run_id, me, damage)
     if newest is not None:
@@ -300,7 +304,7 @@ def is_intact(path: Path) -> bool:
 def _load_usable(
     path: Path, run_id: str, me: PeerId, damage: Callable[[State], str]
 ) -> tuple[State | None, CheckpointError | None]:
-    """The state in ``path``, or why it is unusable; neither if there is no such file."""
+    """Return the state in ``path``, or why it is unusable; neither if there is no such file."""
     try:
         state = read(path)
     except CheckpointError as error:

@@ -41,7 +41,7 @@ STUCK = 120.0
 """Seconds without progress after which an attempt is given up: clients of storages may try for longer."""
 PAUSE, MAX_PAUSE = 5.0, 300.0
 """A failed attempt is followed by a pause of this many times the seconds that it took, at most of the second number:
-storage that cannot be reached must not slow down training."""
+a storage that cannot be reached must not slow down training."""
 CHECKPOINT, METRICS, JOURNAL = "checkpoint.pt", "metrics.jsonl", "journal/"
 _LIST = re.compile(r"\d{8,}-[0-9a-f]{16}\.json")
 _OBJECT = re.compile(r"[0-9a-f][0-9a-z.-]*")
@@ -163,16 +163,14 @@ class CheckpointCopies:
             return True
         pause = min(MAX_PAUSE, PAUSE * (monotonic() - began))
         self._next_attempt = monotonic() + pause
-        self._log.warning(
-            "checkpoint not copied t=%d to=%s: %s; trying again with the next one in %.0f s or later",
-            *(rounds_done - 1, self.url, errors[-1], pause),
-        )
+        text = "checkpoint not copied t=%d to=%s: %s; trying again with the next one in %.0f s or later"
+        self._log.warning(text, rounds_done - 1, self.url, errors[-1], pause)
         return False
 
     def _try(self, rounds_done: int, segments: Mapping[int, int], given_up: Event, errors: list[str]) -> None:
         try:
             self._save(rounds_done, segments, given_up)
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # of any type, by file system
             errors.append(first_line(error))
 
     def _save(self, rounds_done: int, segments: Mapping[int, int], given_up: Event) -> None:
@@ -228,7 +226,7 @@ class CheckpointCopies:
     # ---- restoring
 
     def restore(self) -> bool:
-        """Restore the newest complete copy, unless the folder's own checkpoint is as new. Return whether it was done.
+        """Restore the newest complete copy, unless the folder's checkpoint is as new. Return whether it was restored.
 
         Raises:
             CheckpointError: the copies cannot be read, or none is complete.
@@ -236,7 +234,7 @@ class CheckpointCopies:
         """
         try:
             found = self._find()
-        except Exception as error:  # as above
+        except Exception as error:  # of any type, by file system
             problem = f"checkpoint_copies {self.url}: cannot be read: {first_line(error)}"
             raise CheckpointError(f"{problem}; make it reachable from this host, then resume the run") from error
         if not found or self._has(found[-1]):
@@ -305,7 +303,7 @@ class CheckpointCopies:
 
 
 def _chunks(fs: Any, path: str) -> Iterable[bytes]:
-    """Yield the content of an object. Raises _Incomplete in place of whatever the file system raises."""
+    """Yield the content of an object. Raises _Incomplete for any error of the file system."""
     try:
         with fs.open(path, "rb") as reader:
             while chunk := reader.read(CHUNK):

@@ -75,7 +75,7 @@ def find_gpus() -> list[HostGpu]:
 
 
 def torch_build() -> tuple[str, str | None, str]:
-    """Return the version of torch, the version of CUDA that it is built for, if any, and that of torchvision."""
+    """Return the versions of torch, of CUDA that it is built for (None for the CPU), and of torchvision."""
     import torch
     import torchvision
 

@@ -22,8 +22,8 @@
                                                         p2pfl/outcomes.py
 
 ``elapsed`` is of a monotonic clock. A peer that resumes counts on from its last record, also if it repeats rounds;
-the time when it was not running does not count. NaN and infinity are null. Aggregation and everything else take
-what remains of ``total``.
+time in which it was not running does not count. NaN and infinity are null. The rest of ``total`` is aggregation and
+everything else.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def append(path: Path, record: RoundRecord) -> None:
 
 
 def truncate(path: Path, t: int, log: logging.Logger, last: int = -1) -> float:
-    """Drop damaged records and those of round ``t`` and later: a peer that resumes writes them again.
+    """Drop damaged records, and records of round ``t`` and later: a peer that resumes writes them again.
 
     The others are on disk before they replace the file, since the peer does not write them again. If some of them are
     lost, say so in ``log``, and keep a file with damaged ones.
@@ -185,7 +185,7 @@ class Totals:
         self.outcomes.add(record.outcomes, record.t)
 
     def ended(self) -> tuple[Phase, str]:
-        """Return how a peer ends after its last round: "failed", and why, if nothing came of any round."""
+        """Return how a peer ends after its last round: "failed", and why, if every result was discarded."""
         failure = self.outcomes.failure()
         return ("failed", failure) if failure else ("finished", "")
 

@@ -180,7 +180,7 @@ class Trial:
 
 
 def _in_order(sizes: Collection[int], most: float) -> list[int]:
-    """Return those of the sizes of batches, the most important ones first, that have ``most`` samples in total."""
+    """Return sizes of batches, the most important first, up to ``most`` samples in total."""
     small, large = min(sizes), max(sizes)
     left = []
     for size in dict.fromkeys([small, large, *sorted(sizes)]):
@@ -223,7 +223,7 @@ def _attributes(model: Model) -> dict[str, str]:
 
 
 def _class_attributes(model: Model) -> dict[str, str]:
-    """Return those of the classes of users' modules, which all peers of a process share."""
+    """Return the plain attributes of the classes of users' modules, which all peers of a process share."""
     classes = {cls for module in model.modules() for cls in type(module).__mro__ if issubclass(cls, nn.Module)}
     return {
         f"{cls.__name__}.{key}": text

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from time import monotonic, perf_counter
 from typing import Any
@@ -168,9 +167,12 @@ def make_result(
     expired: int,
 ) -> Result:
     """Summarize the run of peer ``me``; ``dropped`` and ``expired`` are counts of its endpoint."""
-    weights = None
-    with suppress(*[Exception] * (phase == "failed")):  # perhaps because of that very method
+    try:
         weights = weights_of(algorithm)
+    except Exception:
+        if phase != "failed":  # otherwise this method may be the reason
+            raise
+        weights = None
     personal = evaluations.personal
     scored = evaluations.personal_and_extra()
     return Result(

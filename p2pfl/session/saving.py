@@ -95,7 +95,7 @@ class Saver:
     async def begin(self) -> None:
         """Make a checkpoint of the last state in the background, once the last one is written.
 
-        Raises what writing that one raised.
+        Raises WriteError if the last one could not be written.
         """
         await self.wait()
         if self.kept > self.saved:
@@ -174,8 +174,8 @@ def load(
     """Load the last usable checkpoint whose messages are intact, and restore the endpoint from it.
 
     Args:
-        copies: those of this peer's checkpoints; if one is newer than the folder's checkpoint, it is restored first.
-            The newest is also restored if the folder's only checkpoint is damaged.
+        copies: of this peer's checkpoints. The newest copy is restored first if it is newer than the folder's
+            checkpoint, and also if the folder's only checkpoint is damaged.
 
     Raises CheckpointError if both checkpoints are damaged, or the newest copy is.
     """
@@ -196,7 +196,7 @@ def load(
     else:
         saved = newest("" if restored else "the newest copy")
         if saved is None and not restored:
-            # A checkpoint that was restored has no previous one. It was damaged since, and has been moved aside now.
+            # A restored checkpoint has no previous one. It has been damaged since, and was moved aside above.
             copies.restore()
             saved = newest("")
         if saved is None:

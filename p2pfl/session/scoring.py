@@ -32,7 +32,7 @@ def evaluate_run(
 ) -> Iterator[PeerEvaluations]:
     """Evaluate the peers in ``folder``, one after the other, each as in the last round of ``run``.
 
-    On the CPU, evaluations equal those of the last record bit for bit.
+    On the CPU, evaluations are bit-identical to the last record.
 
     Args:
         run: the folder's run file.
@@ -58,7 +58,7 @@ def evaluate_run(
             )
         if saved["rounds_done"] < run.rounds and not saved["finished"]:
             raise CheckpointError(
-                f"{files.checkpoint}: peer {files.peer} finished, but the newest usable checkpoint is that of "
+                f"{files.checkpoint}: peer {files.peer} finished, but the newest usable checkpoint has "
                 f"{saved['rounds_done']} of {run.rounds} rounds; restore the final one"
             )
         algorithm = make_algorithm(run, files.peer, data, device or cpu, Streams(run.seed, files.peer))

@@ -142,7 +142,7 @@ class Session:
     # -- the loop
 
     async def run(self) -> Result:
-        """Run all remaining rounds. The result, "failed" if they were in vain, is also written to the folder.
+        """Run all remaining rounds; write the result to the folder too. It is "failed" if every round was discarded.
 
         Raises:
             Stopped: on request; the last completed round is on disk.
@@ -154,7 +154,7 @@ class Session:
         except (Stopped, asyncio.CancelledError):
             raise
         except BaseException as error:
-            with suppress(Exception):  # with a full disk or no memory, the original error is the one that matters
+            with suppress(Exception):  # with a full disk or no memory, only the original error matters
                 self._end("failed", error_text(error))
             raise
         finally:
