@@ -428,8 +428,10 @@ class LaunchedRun(RecordedRun):
     def _all_ended_well(self) -> bool:
         if not self._folder.run_file.exists():
             return False
-        phases = [status and status.phase for status in (files.status() for files in self._folder.peers())]
-        return set(phases) <= {"stopped", "finished", *[None] * self._stopped}  # None: has not started
+        phases = {status and status.phase for status in (files.status() for files in self._folder.peers())}
+        if self._stopped:
+            phases.discard(None)  # has not started
+        return phases <= {"stopped", "finished"}
 
     def _reason(self) -> str:
         """Why the run failed: the errors of its peers, or else what the launcher wrote."""

@@ -239,7 +239,7 @@ def explain(
         elif item["type"] != "too_short" or len(item["input"]) < item["ctx"]["min_length"]:  # else an item is wrong
             problems.append(_explained(item, known_keys, unit_of))
     for path, types in choices.items():
-        # Of a list with a wrong item, the item is reported, and not that it is no number.
+        # Of a list with a wrong item, only the item is reported, not that the list is not a number.
         inside = next((found for found in types.values() if len(found[0]["loc"]) > len(path)), None)
         if inside is not None:
             problems.extend(_explained(item, known_keys, unit_of) for item in inside)

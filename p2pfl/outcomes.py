@@ -1,4 +1,4 @@
-"""What came of a peer's trainings, averages and messages: what was used, what was skipped because it had diverged."""
+"""Counts of a peer's trainings, averages and messages: how many were used, how many skipped as diverged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Outcomes:
         return not diverged
 
     def drain(self) -> Outcomes:
-        """Return the counts since the last call, and begin anew."""
+        """Return the counts since the last call, and reset them."""
         drained = Outcomes(self.tried, self.skipped, self.why)
         self.tried, self.skipped, self.why = {}, {}, {}
         return drained

@@ -82,8 +82,8 @@ class Streams:
     def evaluation(self) -> Iterator[None]:
         """Seed all global generators, NumPy's and Python's too, for networks that predict and do not train.
 
-        Each block starts the stream anew: what a network that draws random numbers predicts depends on its parameters
-        and its inputs, not on earlier blocks, so that evaluations change nothing and can be repeated.
+        Each block restarts the stream. So predictions of a network that draws random numbers depend on its parameters
+        and inputs, not on earlier blocks: evaluations change nothing and can be repeated.
         """
         if self._evaluation is None:
             self._evaluation = self._start("evaluation")

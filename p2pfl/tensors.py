@@ -17,8 +17,8 @@ from p2pfl.errors import ModelError
 Tensors = Mapping[str, Tensor]
 
 LIMIT = 1e6
-"""Parameters, features and statistics of models that train are orders of magnitude below it; those of a model that
-diverges pass it in its last round before infinity, or the one before."""
+"""Parameters, features and statistics of models that train are orders of magnitude below it. A model that diverges
+passes it one or two rounds before infinity."""
 
 GROWTH = 1e3
 """A tensor that begins with entries above LIMIT / GROWTH has diverged where it exceeds GROWTH times the largest."""
@@ -47,8 +47,8 @@ def _frozen_names(module: nn.Module) -> frozenset[str]:
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that train, which peers exchange, detached and without a copy; no buffers.
 
-    Those that were frozen when the model was built are left out, and those that were frozen later are not, so that
-    peers exchange the same in all rounds.
+    Parameters that were frozen when the model was built are left out, and parameters that were frozen later are not:
+    so peers exchange the same ones in all rounds.
 
     Raises:
         ModelError: a parameter that was frozen trains now.
@@ -85,7 +85,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def constants_of(module: nn.Module) -> set[str]:
-    """Return the names of the persistent buffers that are no running statistics: masks, tables, counters."""
+    """Return the names of the persistent buffers that are not running statistics: masks, tables, counters."""
     return {name for name in buffers_of(module) if not is_statistic(name)}
 
 
@@ -296,7 +296,7 @@ def has_diverged(tensor: object, start: InitialValues = ORDINARY) -> bool:
     """Return whether more entries are NaN or infinite than at the start, or one is too large.
 
     In a float64 or complex tensor none is: it may hold sums, which can be large. The extra state of a module, which
-    may be no tensor, never diverges.
+    need not be a tensor, never diverges.
     """
     return diverged_entry(tensor, start) is not None
 

@@ -54,7 +54,7 @@ def make_legible(*, one_column: bool = False) -> None:
 
 
 def encode_as_utf8() -> None:
-    """Write to standard streams, which are files of a run, in UTF-8 whatever the locale."""
+    """Write to standard streams, which are files of a run, in UTF-8 under any locale."""
     for name in ("stdout", "stderr"):
         _configure(name, "utf-8", "backslashreplace")
 

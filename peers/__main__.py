@@ -103,7 +103,7 @@ def main(
     if file is None and (sets or run_id is not None):
         raise click.UsageError("--set and --run-id need --file; a run that exists has its settings and id")
     if log_options and file is None:
-        raise click.UsageError("the --log options need --file; those of a run are the options of `p2pfl launch`")
+        raise click.UsageError("the --log options need --file; for a run, give them to `p2pfl launch`")
     try:
         if file is not None:
             from peers.standalone import open_or_create

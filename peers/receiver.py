@@ -157,7 +157,7 @@ class Receiver:
                 raise Unexpected("a reference that was not asked for")
         except WireError:
             reader.passed(entry.id, length, min(entry.size, limit))  # the writer counts it too
-            self._useless_left -= length / 1024  # it has been read in vain
+            self._useless_left -= length / 1024  # reading it was wasted
             raise
         if entry.segment:
             try:
@@ -209,7 +209,7 @@ class Receiver:
     ) -> None:
         connection.reader.passed(id, plan.header, plan.size)
         message = plan.message(id.t, connection.peer, body)
-        if body is not None and in_place:  # decoding has read all of it; from here on, the method may modify it
+        if body is not None and in_place:  # decoding has read it, and nothing has modified it yet
             self._journals.forget(body)
         message = self._context.endpoint.converted(message)
         if id.t == FOREVER:

@@ -75,7 +75,7 @@ def run_peer(
             opened.
 
     Returns:
-        The exit code: 0 if finished or stopped, 1 if failed, or that of the error (``P2pflError.exit_code``).
+        The exit code: 0 if finished or stopped, 1 or ``P2pflError.exit_code`` if failed.
     """
     set_title(f"p2pfl peer {me} {folder.root}")
     files = folder.peer(me)
@@ -103,7 +103,7 @@ def run_peer(
         return AlreadyRunning.exit_code
 
     def write_status(phase: Phase, error: str = "") -> None:
-        """Say what this peer does now; what it, or an earlier process, has achieved stays."""
+        """Write what this peer does now; keep what it, or an earlier process, has achieved."""
         now = Status(me, os.getpid(), phase, error=error, since=monotonic())
         if (last := files.status()) is not None:
             kept = ["t", "rounds_done", "bytes_out", "bytes_in", "messages_out", "starts"]
@@ -179,16 +179,14 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         await link.start()
         leaving: Leaving = "stopped"  # also after an unexpected error: neighbors wait for a restart
         try:
+            algorithm, more = session.algorithm, [f"listens at {link.bound}"]
+            if keys is not None:
+                more.append("encrypted (CURVE)")
+            more += [f"neighbors {_short(session.endpoint.neighbors)}", f"process {os.getpid()}"]
             log.info(
-                "started peer=%d/%d algorithm=%s model=%s device=%s samples=%d address=%s",
-                *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
-                *(len(session.algorithm.data.train), link.address),
-                extra=details(
-                    f"listens at {link.bound}",
-                    *(["encrypted (CURVE)"] if keys is not None else []),
-                    f"neighbors {_short(session.endpoint.neighbors)}",
-                    f"process {os.getpid()}",
-                ),
+                f"started peer={me}/{run.peers} algorithm={algorithm.name} model={algorithm.model.name} "
+                f"device={device} samples={len(algorithm.data.train)} address={link.address}",
+                extra=details(*more),
             )
             if keys is None and not is_loopback(transport.host):
                 log.warning(
@@ -210,8 +208,8 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
 async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: logging.Logger) -> None:
     """Close the link. If ``stopped``, a peer that has ended does not wait until its neighbors have its last messages.
 
-    Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again. (For
-    a failed one, whose restart would fail too, they wait until they declare it dead.)
+    Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again. They
+    wait for a failed peer, whose restart would fail too, until they declare it dead.
     """
     free_heap()
     closing, stop = asyncio.ensure_future(link.close(leaving)), asyncio.ensure_future(stopped.wait())
@@ -220,7 +218,7 @@ async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: l
     if leaving != "stopped" and not closing.done():
         closing.cancel()
         await asyncio.wait((closing,))
-        later = "; they get them when this peer is started again" * (leaving == "finished")
+        later = "; they get them when this peer is started again" if leaving == "finished" else ""
         log.info("stopped before all neighbors had the last messages%s", later)
         await link.close("stopped")
     else:

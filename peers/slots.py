@@ -90,7 +90,7 @@ class HostSlot:
         if self._held is not None:
             os.close(self._held)
             self._held = None
-            free_heap()  # whoever computes next can use it
+            free_heap()  # for the peer that computes next
 
 
 _SLOTS: WeakSet[HostSlot] = WeakSet()
@@ -111,7 +111,7 @@ class _Turnstile:
     The kernel's queue has no way to withdraw from it. The thread of a request that was withdrawn stays, and unlocks
     at once when its turn comes; a new request before that takes its place in the queue. It does not delay the exit.
 
-    Where the lock fails, nobody queues: the slots have locks of their own.
+    Where the lock fails, no peer queues: each slot has a lock too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -176,7 +176,7 @@ def _open_fifo(path: Path) -> int:
 
 def _try_to_hold(reader: int, path: Path) -> int | None:
     """Take the slot that ``reader`` reads if it is free. Return the descriptor that holds it."""
-    # Opened anew: a copy of the descriptor would share its lock. Not by the path: the folder may have been removed.
+    # Opened again, since a copy of the descriptor would share its lock; not by its path, which may be removed.
     slot = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         locked = lock(slot, path)

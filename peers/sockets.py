@@ -44,7 +44,7 @@ class Sockets:
         addresses: folder in which each peer publishes its address while it runs.
         transport: the run file's section.
         log: receives a line for each refused connection or message.
-        journals: where this peer's journal is, and those of neighbors on this host.
+        journals: of this peer, and of neighbors on this host.
         keys: None disables encryption and authentication.
         health: answers health checks on this host; None disables them.
     """

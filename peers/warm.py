@@ -9,12 +9,12 @@ are lines of JSON:
     → {"event": "exited", "peer": 0, "code": 0, "error": ""}    negative code: killed by that signal;
                                                     error: the peer's error message
 
-Events go to what was stdout at the start; what plug-ins print goes to stderr, and that of a peer to its output file.
+Events go to what was stdout at the start; what plug-ins print goes to stderr, and in a peer to its output file.
 
 The process takes no part in training. When its stdin closes, it waits for its children and exits; if it is killed,
 they continue.
 
-It computes with one thread: a library that has started threads before a fork waits for them forever after it. Forked
+It computes with one thread: after a fork, a library waits forever for threads that it has started before. Forked
 peers set the number of their threads.
 """
 
@@ -131,8 +131,8 @@ class Forks:
     ) -> None:
         """Fork peers of the run in the folder ``root``; each closes the descriptors ``close``.
 
-        None is forked once ``is_wanted()`` is false: loading the run and its data may take minutes, in which the
-        launcher may end and `p2pfl stop` find nothing to stop.
+        None is forked once ``is_wanted()`` is false: the run and its data may load for minutes; if the launcher ends
+        meanwhile, `p2pfl stop` finds nothing to stop.
         """
         try:
             folder = RunFolder.open(root)
@@ -207,8 +207,10 @@ class Forks:
 
 
 def _why_not_forked(error: OSError) -> str:
-    limit = "; the limit on processes is reached: see `ulimit -u` and pids.max of the control group"
-    return f"cannot be forked: {error.strerror}{limit * (error.errno == errno.EAGAIN)}"
+    text = f"cannot be forked: {error.strerror}"
+    if error.errno == errno.EAGAIN:
+        text += "; the limit on processes is reached: see `ulimit -u` and pids.max of the control group"
+    return text
 
 
 def _import_what_peers_import(run: Run, data: Data) -> None:

@@ -101,9 +101,9 @@ class ZmqLink(Link):
             if self.endpoint.failure is not None:
                 raise self.endpoint.failure
             if not await deadline.allows(self._caught_up.wait()):
+                names, queue, deadline_s = ",".join(map(str, waiting)), self.transport.queue, self.transport.deadline
                 self.log.warning(
-                    "neighbors do not keep up peers=%s queue=%d deadline=%g: sending on",
-                    *(",".join(map(str, waiting)), self.transport.queue, self.transport.deadline),
+                    "neighbors do not keep up peers=%s queue=%d deadline=%g: sending on", names, queue, deadline_s
                 )
                 return
 

@@ -29,7 +29,7 @@ CONNECT_TIMEOUT = 5.0
 RECONNECT_TIMEOUT = 1.0
 """Maximum seconds for libzmq to report that it reconnects."""
 EXTRA_CONNECTIONS = 64
-"""Connections allowed beyond those of the neighbors."""
+"""Connections allowed in addition to the neighbors'."""
 UNREAD_ALLOWANCE = 1 << 26
 """Bytes allowed in flight on a connection beyond full queues: kernel buffers, framing, heartbeats."""
 CURVE_OVERHEAD = 64
@@ -87,7 +87,7 @@ class SocketContext:
     """What the sockets of a peer share.
 
     Attributes:
-        me, neighbors: this peer, and those that connect to it.
+        me, neighbors: this peer, and the peers that connect to it.
         keys: None disables encryption and authentication.
         limited_log: receives a line for each refused connection or message.
         now: the clock, in seconds.

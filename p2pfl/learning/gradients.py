@@ -29,7 +29,7 @@ class Batch:
         loss: of the whole input, or of some rows of it, such as the views of one sample.
         x: network input, [views * B, …], the first views of all samples first.
         labels: int64 [B].
-        parameters: those that the optimizer moves.
+        parameters: of the optimizer.
         streams: the peer's random numbers.
         state: what the rule keeps from batch to batch, in checkpoints too: tensors and plain values. Initially empty.
     """
@@ -73,7 +73,7 @@ class Clipped(GradientRule):
     rule: GradientRule
     norm: float
     parts: Sequence[Sequence[nn.Parameter]] = ()
-    """Parameters of which each group is scaled by its own norm; default: one group of all."""
+    """Groups of parameters, each scaled by the norm of its gradient; default: one group of all."""
 
     def batches(
         self, data: PeerData, size: int, order: np.random.Generator, drop_last: bool

@@ -40,8 +40,8 @@ AdamW = _uncompiled(torch.optim.AdamW)
 class LocalTraining(Options):
     """How a peer trains on its local samples.
 
-    The defaults are those of every method whose paper does not ask for others, so that methods differ in them only
-    where papers do; a subclass sets those, and the page of the algorithm says so.
+    All methods have these defaults, so that methods differ only where their papers do. A subclass sets what its paper
+    asks for, and the page of the algorithm says so.
     """
 
     local_epochs: PositiveInt = 1
@@ -63,7 +63,7 @@ class LocalTraining(Options):
     clip_norm: PositiveFloat | None = None
     """Largest norm of a gradient in local training, to which larger ones are scaled down; null: any."""
     loss: Annotated[str, AfterValidator(known_loss)] = DEFAULT
-    """Loss on the labels: ce (cross-entropy), label-smoothing, focal, or that of a plug-in."""
+    """Loss on the labels: ce (cross-entropy), label-smoothing, focal, or a plug-in's."""
 
     @model_validator(mode="after")
     def _uses_every_setting(self) -> Self:

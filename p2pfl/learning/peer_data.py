@@ -50,7 +50,7 @@ class TestedOn:
     """SHA-256 hashes by which runs tell whether they were tested on the same samples.
 
     Attributes:
-        dataset: of all samples, those of other peers too; empty if unknown.
+        dataset: of all samples of all peers; empty if unknown.
         samples: of this peer's test inputs and labels, in order; empty without any.
         classes: of the classes whose scores count if the test is masked.
     """

@@ -1,8 +1,8 @@
 """Execute plug-ins, which register names by ``p2pfl.plugins``, and find the lines of their errors.
 
 The tables of names are global, and the plug-ins of one run at a time are active: ``activate`` registers their names
-and removes those of the run before. Packages that announce themselves by the entry-point group ``p2pfl.plugins`` are
-always active.
+and removes the names of the run before. Packages with an entry point in the group ``p2pfl.plugins`` are always
+active.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ _active: object = None
 
 
 def activate(plugins: Sequence[Plugin], silent: Iterable[str] = ()) -> None:
-    """Register the names of these plug-ins, and remove those of the plug-ins that were active before.
+    """Register the names of these plug-ins, and remove the names of the previously active ones.
 
     Args:
         silent: names of plug-ins that need not register anything.
@@ -177,7 +177,7 @@ def _remove(entries: Iterable[Registration], modules: Iterable[str]) -> None:
 
 
 def _displace(names: Iterable[str]) -> None:
-    """Take modules of these names, which the main program has imported, aside until the plug-ins are removed."""
+    """Set modules of these names that the main program has imported aside until the plug-ins are removed."""
     for name in names:
         known = sys.modules.pop(name, None)
         if known is not None and not getattr(getattr(known, "__loader__", None), "plugin", False):
@@ -265,7 +265,7 @@ def _registered() -> dict[str, dict[str, Any]]:
 
 
 def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Registration]:
-    """What was registered since ``before``."""
+    """Return what was registered since ``before``."""
     return [
         (TABLES[kind], name, value, TABLES[kind].defined[name])
         for kind, entries in _registered().items()
@@ -307,7 +307,7 @@ def used_of_announced(names: Iterable[tuple[str, str]]) -> list[Plugin]:
 
 
 def _shown(file: str, root: Path) -> str:
-    """How errors name a file: the copy in a run folder by its path there, because the user edits another one."""
+    """Return how errors name a file: a copy in a run folder by its path there, since the user edits the original."""
     copied = root.name == PLUGINS and (root.parent / "run.json").is_file()
     return os.path.relpath(file, root) if copied else file
 
@@ -359,7 +359,7 @@ def _text(error: BaseException) -> str:
 
 @contextmanager
 def logging_warnings(log: logging.Logger) -> Iterator[None]:
-    """Log the warnings about plug-ins, such as that of a coroutine that is not awaited."""
+    """Log warnings about plug-ins, e.g. that a coroutine is not awaited."""
     show = warnings.showwarning
 
     def showwarning(

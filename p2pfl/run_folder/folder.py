@@ -20,7 +20,7 @@
             status.json     current activity                               (Status)
             result.json     final outcome                                  (Result)
             checkpoint.pt   the state after the last checkpointed round    (p2pfl.session.checkpoint)
-            checkpoint-previous.pt  the checkpoint before, used if that one is damaged
+            checkpoint-previous.pt  the checkpoint before, used if the newest is damaged
             checkpoint-damaged.pt   a checkpoint that could not be used, moved here
             journal/        sent messages that neighbors may still ask for (p2pfl.session.body_files)
             output.log      stdout and stderr
@@ -76,8 +76,8 @@ class Status:
 
     Attributes:
         t: its round; ``rounds_done`` counts completed rounds.
-        accuracy, masked_accuracy, unmasked_accuracy: last evaluation on the local test split; the first is that one
-            of the other two that ``masked_test`` asks for.
+        accuracy, masked_accuracy, unmasked_accuracy: last evaluation on the local test split; the first equals the
+            second or the third, as ``masked_test`` asks.
         bytes_out, bytes_in, messages_out: of the completed rounds.
         since: seconds of this host's monotonic clock when ``phase`` began; 0 if unknown.
         unread: messages that have arrived and were not yet used.
@@ -110,7 +110,7 @@ class Status:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def resumes_at_start(self) -> int:
-        """Return ``resumes`` of a process that starts now, after the one that has written this status."""
+        """Return ``resumes`` for the next process of the peer, which starts now."""
         known = self.resumes if type(self.resumes) is int else 0
         return known + (self.phase in ("stopped", "finished"))
 
@@ -253,7 +253,7 @@ class PeerFolder:
         return _read_record(Origin, self.root / "origin.json")
 
     def check_records(self) -> None:
-        """Check the types of the status and result, which another host may have written: they are printed and summed.
+        """Check the types of the status and the result: another host may have written them.
 
         Raises RunFolderError, naming file and key. Unlike other damage, a wrong type would fail later.
         """
@@ -289,7 +289,7 @@ def is_run(root: Path) -> bool:
 def require_empty(root: Path) -> None:
     """Raise RunFolderError if ``root`` exists and is not empty. Raises OSError if it is not a folder."""
     if root.exists() and any(root.iterdir()):
-        resume = f"resume the run in it with `p2pfl resume {root}`, or " * is_run(root)
+        resume = f"resume the run in it with `p2pfl resume {root}`, or " if is_run(root) else ""
         raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")
 
 

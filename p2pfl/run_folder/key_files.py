@@ -32,7 +32,7 @@ PUBLIC = "public.yaml"
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that one peer holds: the public keys of all peers, by id, and its private key."""
+    """The keys that a peer holds: all public keys by peer, and its private key."""
 
     public: tuple[bytes, ...]
     private: bytes = field(repr=False)
@@ -42,7 +42,7 @@ class Keys:
         """Read the keys of peer ``me`` in a run of ``peers`` peers. Raises KeysError.
 
         Args:
-            public: hex digits by peer, instead of those in the folder.
+            public: hex digits by peer, instead of the keys in the folder.
         """
         return cls(public_keys(folder, peers, public), private_key(folder, me))
 

@@ -56,7 +56,7 @@ class LogSettings:
 
 
 def log_info(format: str, levels: Sequence[str], megabytes: int | None, peers: int) -> dict[str, Any]:
-    """Return ``log`` of run.json, with what differs from the defaults.
+    """Return ``log`` of run.json: the settings that differ from the defaults.
 
     Args:
         levels: each LEVEL or PEER=LEVEL.
@@ -118,7 +118,7 @@ def lock_log(log: logging.Logger) -> bool:
 
 
 def details(*parts: str) -> dict[str, tuple[str, ...]]:
-    """The ``extra`` of a log call: parts of the entry that go to the log file but not to a terminal."""
+    """Return the ``extra`` of a log call: parts of the entry for the log file, not for a terminal."""
     return {"details": parts}
 
 

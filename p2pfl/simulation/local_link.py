@@ -32,7 +32,7 @@ class LocalHub:
         self.memo: dict[str, Tensors] = {}
         self._looking = False
         self._active: PeerId | None = None
-        """A peer that could go on at the last check: with many peers, most checks need not look at another."""
+        """A peer that could continue at the last check: with many peers, most checks look at this one only."""
 
     def join(self, endpoint: Endpoint) -> None:
         self.endpoints[endpoint.me] = endpoint

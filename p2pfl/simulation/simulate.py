@@ -58,7 +58,7 @@ def simulate(
     Raises:
         RunFileError: there is no GPU, but the run file requires one.
         RunFolderError: another process runs a peer of the folder, or the peers' files are too many.
-        CheckpointError: the peers' checkpoints do not fit together.
+        CheckpointError: the peers' checkpoints do not fit one another.
         Deadlock: every peer waits for a message and none is in transit.
         Exception: what the first peer to fail raised.
     """
@@ -136,7 +136,7 @@ def simulation_device(run: Run, jobs: int = 1) -> torch.device:
         raise run.error_at("device", reason)
     # cuBLAS is deterministic only with a workspace of fixed size.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.empty(0, device="cuda")  # random streams include that of a GPU in use
+    torch.empty(0, device="cuda")  # so that random streams include the GPU's
     return torch.device("cuda", torch.cuda.current_device())
 
 

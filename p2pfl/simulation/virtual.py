@@ -1,14 +1,14 @@
 """A run in virtual time: real messages of all peers, but no training, to predict what a run would take.
 
-Endpoints, journals, mailboxes, headers, graphs and each method's conversation (``Algorithm.dry_round``) are those of
-a real run, so that bytes, receivers and waits are too. Bodies are shared zeros. A machine (simulation/machine.py)
-says what computing and messages take.
+Endpoints, journals, mailboxes, headers, graphs and each method's conversation (``Algorithm.dry_round``) are the same
+as in a real run, and so are bytes, receivers and waits. Bodies are shared zeros. A machine (simulation/machine.py)
+says how long computing and messages take.
 
 - A peer computes in a compute slot of its host, for which it queues, and leaves it in every wait, as in a real run.
-- CPU time of messages is the peer's: it is worked off in the slot, before the next wait or after the last one. So the
+- CPU time of messages is the peer's: it is spent in the slot, before the next wait or after the last one. So the
   peers of a host never use more CPU time than its slots have.
-- A message departs once it was worked on. The bodies that a host writes, and those that it sends to other hosts,
-  queue for its disk and its network interface. A Begin that no method awaits is not sent if an entry follows soon.
+- A message departs once its CPU time is spent. Bodies that a host writes queue for its disk, and bodies for other
+  hosts for its network interface. A Begin that no method awaits is not sent if an entry follows soon.
 - Peers of one architecture share one model; what a method learns does not exist.
 """
 
@@ -266,7 +266,7 @@ class _Peer(Link):
         self.written = 0
         self.gone = False
         self._owed = 0.0
-        """Seconds of CPU for messages that were not worked off yet."""
+        """Seconds of CPU for messages that are not spent yet."""
         self._last_departure = 0.0
         self._clock: Callable[[], float] = lambda: 0.0
 
@@ -338,7 +338,7 @@ class _Peer(Link):
         await asyncio.sleep(seconds)
 
     async def _work_off(self) -> None:
-        """Work off what messages have cost so far."""
+        """Spend what messages have cost so far."""
         owed, self._owed = self._owed, 0.0
         self.record.seconds["messages"] += owed
         await asyncio.sleep(owed)
