@@ -142,7 +142,7 @@ class Connection:
         entry, described, journal = message.entry, message.control, self._context.endpoint.journal
         if entry is None or not isinstance(described, Entry):
             return []
-        header = [] if described.offset else [entry.header]
+        header: list[Buffer] = [] if described.offset else [entry.header]
         if described.segment or not entry.size:
             return header
         try:

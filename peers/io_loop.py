@@ -290,13 +290,10 @@ class IoLoop:
         hint = next(filter(None, map(self._loopback_hint, named)), "")
         others = f" and {len(connections) - NAMED} others" if len(connections) > NAMED else ""
         addresses = self.world.addresses
-        unwritten = any(addresses.given(each.peer) is None for each in connections)
-        where = (
-            f"; each peer writes its address to {addresses.folder} unless transport.hosts has it" if unwritten else ""
-        )
-        self.log.info(
-            "neighbors not reached yet: %s%s%s%s", ", ".join(names), others, where if unwritten else "", hint
-        )
+        where = ""
+        if any(addresses.given(each.peer) is None for each in connections):
+            where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it"
+        self.log.info("neighbors not reached yet: %s%s%s%s", ", ".join(names), others, where, hint)
 
     def _describe_address(self, connection: Connection) -> str:
         given = self.world.addresses.given(connection.peer)
