@@ -181,7 +181,7 @@ def check_class(cls: Any, base: type[Any]) -> None:
 
 
 def _called(cls: type[Any]) -> dict[str, str]:
-    """The public methods of a class and its constructor, unless that is generated, and what they are called with."""
+    """Return the parameters of the public methods of a class, and of its constructor unless that is generated."""
     found = {}
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         if not name.startswith("_") or (name == "__init__" and not dataclasses.is_dataclass(cls)):

@@ -135,7 +135,7 @@ def main(
 
 
 def _has_finished(files: PeerFolder) -> bool:
-    """Whether the last process of the peer has finished the run, and none has started since."""
+    """Return whether the last process of the peer has finished the run, and none has started since."""
     result = files.result()
     return result is not None and result.phase == "finished"
 

@@ -16,7 +16,7 @@ from p2pfl.errors import HandshakeError, JournalError, WireError, WrongVersion
 from p2pfl.messaging import control
 from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Id, Refused, Want
 from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState, chunk_length
-from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.wire import Buffer, Message
 from peers.delays import Delays
 from peers.effects import CaughtUp, Close, Deliver, Disconnected, Failed, Reconnected, Send, SocketEvent
@@ -128,30 +128,11 @@ class Connection:
                     )
                     self.break_off(now)
                     return
-            if (content := self._content(message)) is None:
+            if (content := _content(message, endpoint.journal, self.peer)) is None:
                 break
             yield [control.pack(message.control, run), *content]
             self.writer.sent(message)
         self._note_progress()
-
-    def _content(self, message: Outgoing) -> list[Buffer] | None:
-        """Return the frames that follow the envelope; None if the entry was dropped at this moment.
-
-        Raises JournalError if the journal has lost the body.
-        """
-        entry, described, journal = message.entry, message.control, self._context.endpoint.journal
-        if entry is None or not isinstance(described, Entry):
-            return []
-        header: list[Buffer] = [] if described.offset else [entry.header]
-        if described.segment or not entry.size:
-            return header
-        try:
-            return [*header, journal.read(entry, described.offset, chunk_length(entry.size, described.offset))]
-        except OSError as error:
-            found = journal.after(self.peer, entry.id)
-            if found is not None and found[0] is entry:  # somebody has deleted the file
-                raise JournalError(self.peer, error) from error
-            return None  # the neighbor does not need it any more
 
     def asks(self, now: float) -> bool:
         """Return whether a Want is due."""
@@ -387,3 +368,23 @@ class Connection:
 def _printable(text: str) -> str:
     """Sanitize another process's text for the log: one line of at most 300 characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:300])
+
+
+def _content(message: Outgoing, journal: Journal, to: PeerId) -> list[Buffer] | None:
+    """Return the frames that follow the envelope; None if the entry was dropped at this moment.
+
+    Raises JournalError if the journal has lost the body.
+    """
+    entry, described = message.entry, message.control
+    if entry is None or not isinstance(described, Entry):
+        return []
+    header: list[Buffer] = [] if described.offset else [entry.header]
+    if described.segment or not entry.size:
+        return header
+    try:
+        return [*header, journal.read(entry, described.offset, chunk_length(entry.size, described.offset))]
+    except OSError as error:
+        found = journal.after(to, entry.id)
+        if found is not None and found[0] is entry:  # somebody has deleted the file
+            raise JournalError(to, error) from error
+        return None  # the neighbor does not need it any more

@@ -126,8 +126,7 @@ class Endpoint:
         self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
 
     def _awaited_begin(self, t: int) -> bool:
-        """Whether a peer may wait for Begin(t): all if the method prunes, late joiners for their first round, and the
-        neighbors of a peer that leaves."""
+        """Return whether a peer may wait for Begin(t): as the method prunes, a peer joins, or this one leaves."""
         return self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
 
     def begin(self, t: int) -> None:

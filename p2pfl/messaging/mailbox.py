@@ -89,7 +89,7 @@ class Mailbox:
         self.advance_sender(message.sender, message.t)  # rounds are in order on an edge
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a message has arrived. Begin has, if anything of its round or a later one has."""
+        """Return whether a message has arrived. Any entry of its round or a later one implies Begin."""
         return key in self._queues or (key[1] == Begin.kind() and self.sender_round(key[2]) >= key[0])
 
     def take(self, key: Key) -> Message | None:
@@ -207,7 +207,7 @@ class Mailbox:
         return sender in self._disconnected
 
     def sender_round(self, sender: PeerId) -> int:
-        """The earliest round whose messages of ``sender`` may still arrive; -1 before its first message."""
+        """Return the earliest round whose messages of ``sender`` may still arrive; -1 before its first message."""
         return self._sender_round.get(sender, -1)
 
     def advance_sender(self, sender: PeerId, t: int) -> None:

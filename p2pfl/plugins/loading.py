@@ -185,7 +185,7 @@ def _displace(names: Iterable[str]) -> None:
 
 
 def _root(source: _ModuleSource) -> Path:
-    """The folder that holds a top-level module or package."""
+    """Return the folder that holds a top-level module or package."""
     path = Path(source.path)
     return path.parent.parent if source.package and path.name == "__init__.py" else path.parent
 

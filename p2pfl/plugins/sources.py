@@ -96,7 +96,7 @@ def find(name: str, base: Path) -> Plugin:
 
 
 def source_of(root: Path, module: str) -> Path | None:
-    """The file of a module below ``root``."""
+    """Return the file of a module below ``root``."""
     path = root.joinpath(*module.split("."))
     candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
     return next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
@@ -119,7 +119,7 @@ def _local(name: str, root: Path) -> Plugin:
 
 
 def _files(root: Path, top: str) -> list[Path]:
-    """The files of a top-level module or package."""
+    """Return the files of a top-level module or package."""
     file, folder = root / f"{top}.py", root / top
     if file.is_file():
         return [file]
@@ -130,7 +130,7 @@ def _files(root: Path, top: str) -> list[Path]:
 
 
 def _imports(path: Path, source: bytes) -> set[str]:
-    """The top-level modules that a file imports, at any place in it."""
+    """Return the top-level modules that a file imports, at any place in it."""
     try:
         tree = ast.parse(source, str(path))
     except (SyntaxError, ValueError) as error:

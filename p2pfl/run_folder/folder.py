@@ -235,21 +235,21 @@ class PeerFolder:
             write_json(path, asdict(status))
 
     def status(self) -> Status | None:
-        """The peer's status; None if it has written none yet, or if it is damaged, e.g. by a power failure."""
+        """Return the peer's status; None if it has written none yet, or if it is damaged, e.g. by a power failure."""
         return _read_record(Status, self.root / "status.json", stable=True)
 
     def write_result(self, result: Result) -> None:
         write_json(self.root / "result.json", asdict(result))
 
     def result(self) -> Result | None:
-        """The peer's result; None before the peer ended, or if it is damaged."""
+        """Return the peer's result; None before the peer ended, or if it is damaged."""
         return _read_record(Result, self.root / "result.json")
 
     def write_origin(self, origin: Origin) -> None:
         write_json(self.root / "origin.json", asdict(origin))
 
     def origin(self) -> Origin | None:
-        """The origin of the files; None outside a collection."""
+        """Return the origin of the files; None outside a collection."""
         return _read_record(Origin, self.root / "origin.json")
 
     def check_records(self) -> None:
@@ -349,7 +349,7 @@ class RunFolder:
         return self.root / "addresses"
 
     def death_notice(self, peer: PeerId) -> Path:
-        """The file by which the launcher declares a peer dead that it no longer restarts."""
+        """Return the file by which the launcher declares dead a peer that it no longer restarts."""
         return self.addresses / f"{peer:02d}.dead"
 
     @property
@@ -387,7 +387,7 @@ class RunFolder:
 
 
 def _read_record(record: type[RecordT], path: Path, *, stable: bool = False) -> RecordT | None:
-    """None if the file is missing or damaged: records are informative, and nothing depends on them."""
+    """Read a record; None if the file is missing or damaged: nothing depends on records."""
     try:
         return record(**(_read_or_none(path, stable=stable) or {}))
     except TypeError:

@@ -58,7 +58,7 @@ def check(
 
 
 def public_keys(folder: Path, peers: int, given: Mapping[PeerId, str] | None = None) -> tuple[bytes, ...]:
-    """The public keys of peers 0 to ``peers`` - 1: ``given``, or those in the folder. Raises KeysError."""
+    """Return the public keys of peers 0 to ``peers`` - 1: ``given``, or the keys in the folder. Raises KeysError."""
     if given is not None:
         return decode(given, peers, "transport.public_keys")
     return decode(_read_public(folder / PUBLIC), peers, str(folder / PUBLIC))
@@ -155,7 +155,7 @@ def write_per_peer(
 
 
 def peer_key_folder(folder: Path, peer: PeerId) -> Path:
-    """The folder with one peer's keys that ``write_per_peer`` writes."""
+    """Return the folder with one peer's keys that ``write_per_peer`` writes."""
     return folder / f"{peer:02d}"
 
 

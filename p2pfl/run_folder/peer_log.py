@@ -207,7 +207,7 @@ class _LogFile(_Lossy, logging.FileHandler):
 
 
 def rotated(path: Path) -> Path:
-    """The path of the log before a log."""
+    """Return the path of the log that was begun before this one."""
     return path.with_name(f"{path.name}.1")
 
 

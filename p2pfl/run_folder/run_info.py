@@ -25,7 +25,7 @@ MAX_SETTINGS = 20_000
 def describe_run(
     run: Run, run_id: str, started: datetime | None = None, launcher_pid: int | None = None
 ) -> dict[str, Any]:
-    """The contents of run.json. ``run_id``: 16 hex digits; peers of other runs are rejected."""
+    """Return the contents of run.json. ``run_id``: 16 hex digits; peers of other runs are rejected."""
     settings = run.settings()
     return {
         "id": run_id,
@@ -41,7 +41,7 @@ def describe_run(
 
 
 def derive_run_id(run: Run) -> str:
-    """A run id for peers that share nothing but the run file."""
+    """Return a run id for peers that share nothing but the run file."""
     # Not of the plug-ins' code: peers of one run that have different versions name these when they refuse each other.
     return hashlib.sha256(f"{run.name} {settings_of(run.config_hash())}".encode()).hexdigest()[:16]
 

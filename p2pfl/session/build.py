@@ -128,7 +128,7 @@ def _check_kind(run: Run, dataset: Dataset) -> None:
 
 
 def _first_peers(run: Run) -> dict[str, PeerId]:
-    """The first peer of each architecture."""
+    """Return the first peer of each architecture."""
     return {architecture(run.file.models.group, peer): peer for peer in reversed(range(run.peers))}
 
 

@@ -43,12 +43,12 @@ _ALIGNMENT = 64
 
 
 def previous(path: Path) -> Path:
-    """The path of the previous checkpoint."""
+    """Return the path of the previous checkpoint."""
     return path.with_stem(f"{path.stem}-previous")
 
 
 def damaged(path: Path) -> Path:
-    """The path that an unusable checkpoint is moved to, for inspection."""
+    """Return the path that an unusable checkpoint is moved to, for inspection."""
     return path.with_stem(f"{path.stem}-damaged")
 
 

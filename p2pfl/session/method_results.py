@@ -57,9 +57,8 @@ def weights_of(algorithm: Algorithm[Any]) -> Mapping[PeerId, float] | None:
             known = f"the peers are 0 to {algorithm.peers - 1}"
             raise PluginError.of(algorithm.weights, f"weights should be by peer, but {j!r} is not one: {known}")
         if not math.isfinite(weight):
-            raise PluginError.of(
-                algorithm.weights, f"weights should be finite, but the weight of peer {j} is {weight}"
-            )
+            text = f"weights should be finite, but the weight of peer {j} is {weight}"
+            raise PluginError.of(algorithm.weights, text)
     return found
 
 
