@@ -115,15 +115,18 @@ def test_a_fork_is_ended_by_sigterm_although_this_process_handles_it() -> None:
 
 
 def test_what_still_runs_at_the_end_is_killed_and_nothing_else(until: Any) -> None:
-    with subprocess.Popen(["sleep", "600"]) as earlier:
+    earlier = subprocess.Popen(["sleep", "600"])
+    try:
         with children_of_plugins():
-            child = subprocess.Popen(["sh", "-c", "sleep 600 & wait"])
+            child = subprocess.Popen(["sh", "-c", "sleep 600 & wait; exec sleep 600"])  # outlives a killed grandchild
             (grandchild,) = until(lambda: psutil.Process(child.pid).children())
         assert child.wait(60) == -signal.SIGKILL
         psutil.wait_procs([grandchild], 60)
         assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
         assert earlier.poll() is None
+    finally:
         earlier.kill()
+        earlier.wait()
 
 
 def test_in_a_process_of_the_user_nothing_is_killed() -> None:
