@@ -278,7 +278,7 @@ class RecordedRun:
     def weights(self, peer: PeerId) -> dict[str, Any]:
         """Return the weights of a peer's ``model``, for ``load_state_dict`` of the class that the run file names.
 
-        Those of models that the run file does not name by a class, or whose number of features it changes, are called
+        If the run file names the model otherwise, or changes its number of features, the weights are called
         ``backbone.…`` and ``head.…``. Raises the errors of ``model``.
         """
         return self.model(peer).plain_state_dict()

@@ -202,7 +202,7 @@ class AddressInUse(RunFolderError):
 
 
 class AlreadyRunning(RunFolderError):
-    """Another process runs this peer, perhaps one that is not visible here: on a host or in a container beside."""
+    """Another process runs this peer, perhaps on another host or in another container."""
 
     exit_code = os.EX_OSFILE
     """The launcher does not start the peer again."""

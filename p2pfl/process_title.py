@@ -32,5 +32,5 @@ def has_title(command_line: str, title: str) -> bool:
 
 
 def _encodable(title: str) -> str:
-    """Return a title with ``?`` in place of surrogates: Python's signs for bytes of a path that are not UTF-8."""
+    """Return a title with ``?`` for surrogates, by which Python represents bytes of a path that are not UTF-8."""
     return title.encode(errors="replace").decode()

@@ -206,7 +206,7 @@ def check_options(cls: type[Options]) -> None:
     try:
         cls.parse({name.removesuffix("_"): value for name, value in given.items()})
     except OptionErrors as errors:
-        # A problem without a path is one of several fields, some of which the user has to set.
+        # A problem without a path concerns several fields, of which the user may have to set some.
         if wrong := [problem for problem in errors.problems if problem.path and not problem.missing]:
             key = ".".join(map(str, wrong[0].path))
             raise mistake(f"{cls.__name__}.{key}: the default {wrong[0].message}") from None

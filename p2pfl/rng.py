@@ -157,7 +157,7 @@ def _global_rng(state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
                 torch.cuda.manual_seed(_next_number(state))
             yield after
             if devices and torch.equal(torch.get_rng_state(), state):
-                torch.randint(0, 2**62, ())  # drawn on the GPU only, whose next seed must be another one
+                torch.randint(0, 2**62, ())  # only the GPU has drawn; its next seed must differ
             after.append(torch.get_rng_state())
     finally:
         torch.set_rng_state(before)

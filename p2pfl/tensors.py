@@ -211,7 +211,7 @@ def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
 
 
 def displacement(now: Tensors, before: Tensors) -> Tensors:
-    """Return now − before, as ``subtract``: in the memory of ``now``, but for types narrower than float32."""
+    """Return now − before, as ``subtract``; in the memory of ``now``, except for types narrower than float32."""
     return {name: difference(x, before[name], x if widened(x) is x else None) for name, x in now.items()}
 
 
@@ -261,7 +261,7 @@ class InitialValues:
     """What a tensor was before it was trained, as far as its divergence is told from that.
 
     Attributes:
-        limit: the magnitude from which on a finite entry has diverged.
+        limit: a finite entry of this magnitude or more has diverged.
         nonfinite: how many entries were NaN, ∞ and −∞: a mask, a disabled bias. So many have not diverged.
     """
 

@@ -103,7 +103,7 @@ def _similar(letter: str) -> str:
 
 
 def _columns(letter: str) -> str:
-    """Return as many characters as the letter takes columns."""
+    """Return one character for each column of the letter."""
     found, wide = _similar(letter), 2 if unicodedata.east_asian_width(letter) in "WF" else 1
     return found if len(found) == wide else (found[-1] if letter in _SIMILAR else "?") * wide
 

@@ -14,7 +14,7 @@ from p2pfl.run_folder.files import write_atomically
 from peers.resolver import Resolver
 
 FEW = 32
-"""Peers whose files are looked for one by one."""
+"""Peers up to which files are looked for one by one."""
 SETTLED = 2.0
 """Seconds after which two changes of the folder have different timestamps: no file system's clock is coarser."""
 

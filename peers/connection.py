@@ -275,7 +275,7 @@ class Connection:
     def deliver(self, message: Message) -> None:
         """Pass a message of the neighbor on to the event loop."""
         if self.disconnected and self.up:
-            self._reached()  # its Want came before the Hello by which it returned
+            self._reached()  # its Want has arrived before its new Hello
         self._delivered += message.cost
         self._context.news.append(Deliver(message))
 
@@ -385,6 +385,6 @@ def _content(message: Outgoing, journal: Journal, to: PeerId) -> list[Buffer] | 
         return [*header, journal.read(entry, described.offset, chunk_length(entry.size, described.offset))]
     except OSError as error:
         found = journal.after(to, entry.id)
-        if found is not None and found[0] is entry:  # somebody has deleted the file
+        if found is not None and found[0] is entry:  # a user has deleted the file
             raise JournalError(to, error) from error
         return None  # the neighbor does not need it any more

@@ -46,7 +46,7 @@ OVERDUE = 20.0
 NAMED = 8
 """Most neighbors that the log names then."""
 REFUSAL_PERIOD = 1.0
-"""Seconds for which a peer whose handshake has failed keeps refusing its neighbors' handshakes before it closes."""
+"""Seconds for which a peer refuses its neighbors' handshakes, after its own has failed, before it closes."""
 Leaving = Literal["finished", "failed", "stopped"]
 
 
@@ -317,7 +317,7 @@ class IoLoop:
         )
 
     def _look_for_addresses(self, down: list[Connection], now: float) -> None:
-        """Connect to neighbors whose address has appeared or changed; do not wait for those declared dead."""
+        """Connect to neighbors with a new address; do not wait for neighbors that were declared dead."""
         addresses = self.world.addresses
         version = addresses.version()
         if version and version == self._seen_addresses:

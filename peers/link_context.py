@@ -28,7 +28,7 @@ class LinkContext:
         endpoint: of this peer.
         transport: the run file's section.
         faults: faults to inject into messages.
-        hello: the first message of every connection, but for its number.
+        hello: the first message of every connection; its number is drawn each time.
         new_number: draws the number of an epoch or a Hello.
         log: the peer's log.
         limited_log: for events that other processes can cause.

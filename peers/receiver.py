@@ -36,7 +36,7 @@ PAUSE = 0.05
 
 @dataclass
 class _Assembly:
-    """An entry of which some chunks have arrived."""
+    """An entry with some chunks still missing."""
 
     epoch: int
     id: Id

@@ -3,7 +3,7 @@
 Peers queue in the kernel for one lock, the turnstile. Its holder takes the first free slot; if there is none, it
 sleeps until the kernel reports one. Nothing polls.
 
-A slot is a FIFO. To hold it is to have it open for writing, with an exclusive lock on that descriptor. Closing the
+A slot is a FIFO. Its holder has it open for writing, with an exclusive lock on that descriptor. Closing the
 descriptor frees the slot, and if the peer dies, the kernel closes it. Either way the kernel drops the lock and then
 reports a hang-up to those who have the FIFO open for reading, so that a hang-up means a slot that can be locked.
 """

@@ -86,7 +86,7 @@ def serve() -> int:
 
 
 def _has_client() -> bool:
-    """Return whether somebody still holds the other end of stdin."""
+    """Return whether a process still holds the other end of stdin."""
     poll = select.poll()
     poll.register(0, 0)  # a hang-up is always reported
     return not poll.poll(0)

@@ -113,7 +113,7 @@ class SocketContext:
         return socket
 
     def close(self, socket: zmq.Socket[bytes]) -> None:
-        socket.disable_monitor()  # before its monitor is closed: libzmq would block with an event for nobody
+        socket.disable_monitor()  # before its monitor is closed: libzmq would block on an event that is not read
         self.poller.register(socket, 0)  # unregister
         del self.owners[socket]
         socket.close(0)
@@ -220,7 +220,7 @@ class ZmqDealer:
         options: Options = {
             zmq.IPV6: is_ipv6(split(address)[0]),
             zmq.IDENTITY: f"{shared.me}>{to}".encode(),
-            # The other side needs none of its own: with the TTL it closes a connection on which these stop.
+            # The TTL has the other side close a connection without heartbeats, so it need not send any.
             zmq.HEARTBEAT_IVL: int(HEARTBEAT_INTERVAL * 1000),
             zmq.HEARTBEAT_TIMEOUT: int(HEARTBEAT_TIMEOUT * 1000),
             zmq.HEARTBEAT_TTL: int(HEARTBEAT_TIMEOUT * 1000),

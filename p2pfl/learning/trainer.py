@@ -126,7 +126,7 @@ class Trainer:
         return True
 
     def note_start(self) -> None:
-        """Note the values of all modules among the attributes before round 0, from which divergence is told."""
+        """Note the values of all modules among the attributes before round 0: divergence is judged by them."""
         self._starts = {
             (owner, name): InitialValues.of(tensor.detach(), constant=is_buffer and not is_statistic(name))
             for owner, name, tensor, is_buffer, _ in self._places()
@@ -140,7 +140,7 @@ class Trainer:
         normalization are not trained: of these, only NaN counts.
 
         Args:
-            values: what the tensors of these names would become, looked at in their place.
+            values: new values of the tensors, by name, to check instead of the current ones.
         """
         found = tensors if values is None else values
         suspects = [name for name, tensor in found.items() if diverged_entry(tensor) is not None]

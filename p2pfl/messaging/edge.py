@@ -76,7 +76,7 @@ class Writer:
     Args:
         journal: this peer's.
         to: the neighbor.
-        hello: the first message of every connection, but for its number.
+        hello: the first message of every connection; its number is drawn each time.
         new_number: draws the number of a Hello.
     """
 

@@ -141,7 +141,7 @@ class Endpoint:
         self.nonfinite: dict[str, list[PeerId]] = {}
         self.waited = 0.0
         self.sending = 0.0
-        """Seconds in which messages of this round were encoded and written, and receivers far behind waited for."""
+        """Seconds of encoding and writing this round's messages, and of waiting for receivers far behind."""
         self.wasted_wait = 0.0
         """Seconds that waits in this round lasted beyond the last arrival."""
 
@@ -206,7 +206,7 @@ class Endpoint:
 
     @property
     def knows_receivers(self) -> bool:
-        """Whether ``expected_receivers`` is certain, and not a matter of which Begins have arrived so far."""
+        """Whether ``expected_receivers`` is certain, and does not depend on the Begins that have arrived so far."""
         return self._receivers is not None or not self.prunes or self.t == 0
 
     @property
@@ -233,7 +233,7 @@ class Endpoint:
         Raises:
             HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection each time that
                 it is sent.
-            Unexpected: a body that was to be ``checked`` is refused.
+            Unexpected: a ``checked`` body is refused.
         """
         if not (receivers := tuple(to)):
             return None
@@ -283,7 +283,7 @@ class Endpoint:
         return self.converted(plan.message(t, sender, body))
 
     def converted(self, message: Message) -> Message:
-        """Replace the body of a decoded message by what ``on_receive`` makes of it, perhaps in place.
+        """Return a decoded message with the result of ``on_receive`` as its body; it may be changed in place.
 
         With a pipeline, that happens when the message is taken: until then it takes as much memory as on the wire.
         """

@@ -189,7 +189,7 @@ class Journal:
             return bool(entries) and entries[0].id.t < FOREVER
 
     def floor(self, to: PeerId) -> int:
-        """Return the first round of which nothing to this neighbor was dropped."""
+        """Return the first round with all entries to this neighbor: earlier ones were dropped."""
         return self._addressed[to].floor
 
     def read(self, entry: JournalEntry, offset: int, length: int) -> Buffer:
@@ -280,7 +280,7 @@ class Journal:
         return ""
 
     def clear(self) -> None:
-        """Delete every stored body: before the first entry, or when nobody needs the last ones any more."""
+        """Delete every stored body: before the first entry, or when no neighbor needs the last ones."""
         self.store.restore(())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -291,10 +291,10 @@ class Journal:
         entries = _entries(state)
         exist = self.store.restore({entry.place.segment for entry in entries if entry.place is not None})
         for segment in exist:
-            self._use(segment)  # until all entries are in, or one that nobody needs would take others with it
+            self._use(segment)  # until all entries are added: an unneeded one would release a shared segment
         for entry in entries:
             if entry.place is not None and entry.place.segment not in exist:
-                # Released after the checkpoint was written. The floor matters only if somebody removed the file.
+                # Released after the checkpoint was written. The floor matters only if a user removed the file.
                 for neighbor in entry.to:
                     self.drop(neighbor, entry.id.t + 1)
                 continue

@@ -23,7 +23,7 @@ class Link(Protocol):
         return []
 
     async def caught_up(self, peers: Iterable[PeerId]) -> None:
-        """Return when none of ``peers`` is behind any more, at the deadline at the latest."""
+        """Wait until none of ``peers`` is behind, at most until the deadline."""
         return
 
     def nothing(self, to: PeerId, t: int) -> None:

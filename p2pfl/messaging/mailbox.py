@@ -176,7 +176,7 @@ class Mailbox:
 
     @property
     def waits_for(self) -> list[Key]:
-        """Keys whose messages are being waited for."""
+        """Keys of the messages being waited for."""
         return [key for wait in self._waits for key in wait.missing.values()]
 
     @property

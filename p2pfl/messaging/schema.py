@@ -132,7 +132,7 @@ class Layout:
         ranges: Mapping[str, range] | None = None,
         constants: Mapping[str, Collection[str]] | None = None,
     ) -> Layout:
-        """Return the layout of bodies like ``body``, whose tensors hold what they hold before the first round.
+        """Return the layout of bodies like ``body``, whose tensors have their values before the first round.
 
         A received tensor has diverged if it holds NaN or infinity in more entries, or far larger values.
 

@@ -177,7 +177,7 @@ def read_json(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
     """Read a JSON object; None if there is no such file. Raises RunFolderError if it is damaged.
 
     Args:
-        stable: the file may be overwritten in place meanwhile: read until the content is the same twice.
+        stable: the file may be overwritten in place: read until two readings agree.
     """
     content = _read(path)
     while stable and content != (content := _read(path)):
@@ -191,7 +191,7 @@ def read_json(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a file. Raises RunFolderError if its folder does not let this process look."""
+    """Return whether the file exists. Raises RunFolderError if its folder cannot be read."""
     try:
         return path.is_file()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The run folder: all files of one launch, and the only thing that its processes share besides sockets.
+"""The run folder: all files of one launch. Its processes share nothing else but sockets.
 
     runs/mesh20-20261121-093000/
         run.yaml            the resolved run file; can be launched again

@@ -138,7 +138,7 @@ def write_per_peer(
                 public[peer] = bytes.fromhex(known[peer])
                 continue
             public[peer], private = new_pair()
-            # First, so that after a crash an existing private key always has its public key beside it.
+            # First, so that after a crash an existing private key always has a public key.
             write_atomically(peer_folder / PUBLIC, format_lines({peer: public[peer]}).encode(), durable=True)
             temporary = peer_folder / f".{target.name}.tmp"
             temporary.unlink(missing_ok=True)

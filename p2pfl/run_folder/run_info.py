@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
 MAX_SETTINGS = 20_000
-"""Characters of settings that run.json has beside their hash, to name what was changed. A graph may be larger."""
+"""Most characters of settings in run.json, in addition to their hash, to name what was changed."""
 
 
 def describe_run(

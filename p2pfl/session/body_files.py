@@ -108,7 +108,7 @@ class FileStore(BodyStore):
         sync(self.folder)  # the names of new segments
 
     def close(self) -> None:
-        """Close the open segment; nothing can be written any more."""
+        """Close the open segment, after the last write."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -137,8 +137,7 @@ class CheckpointCopies:
 
         Args:
             rounds_done: its rounds.
-            segments: how many bytes of which segments of the journal it refers to. The files may be longer: others
-                are being appended.
+            segments: {segment of the journal: bytes that it refers to}. The files may be longer, as they grow.
             last: it is the last one of this process: copy it in any case.
 
         Returns:
@@ -296,7 +295,7 @@ class CheckpointCopies:
                 file.write(chunk, at)
                 at += len(chunk)
             if at != size:
-                raise _Incomplete(f"{stored} has {at} bytes in place of {size}")
+                raise _Incomplete(f"{stored} has {at} bytes instead of {size}")
             if target == self._folder.checkpoint and not checkpoint.is_intact(Path(file.temporary)):
                 raise _Incomplete(f"{stored} is damaged: checksum mismatch")
             file.replace()

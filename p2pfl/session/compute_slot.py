@@ -1,4 +1,4 @@
-"""Compute slots: permission to compute, of which each host grants a limited number at a time."""
+"""Compute slots: each host lets a limited number of peers compute at a time."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class CostMeter:
 
     def _counters(self) -> dict[str, float]:
         found = {"process": process_time()}
-        with suppress(OSError, ValueError, IndexError):  # not readable any more
+        with suppress(OSError, ValueError, IndexError):  # no longer readable
             if self._rapl is not None:
                 found |= {"rapl": self._rapl.read(), "busy": busy_seconds()}
         if self._gpu_joules is not None:

@@ -111,7 +111,7 @@ class Trial:
     def _resumed(
         self, model: Model, copy: Model, before: Mapping[str, str], of_classes: Mapping[str, str]
     ) -> Iterator[str]:
-        """Compare how a trained model goes on with how a copy does that is restored from its state."""
+        """Compare how a trained model continues with how a copy continues that is restored from its state."""
         state = model.state_dict()
         for key, value in state.items():
             try:
@@ -129,8 +129,8 @@ class Trial:
         lost += sorted(key for key, value in shared.items() if value != of_classes.get(key))
         if lost:
             yield (
-                f"attributes that training changes are not in its state ({_listed(lost)}), so a run that is resumed "
-                "from checkpoints goes on with other values: make them buffers (register_buffer), or return them in "
+                f"attributes that training changes are not in its state ({_listed(lost)}), so a resumed run "
+                "continues with other values: make them buffers (register_buffer), or return them in "
                 "get_extra_state"
             )
         elif not torch.allclose(left, right, rtol=0, atol=0, equal_nan=True):

@@ -1,4 +1,4 @@
-"""When and how a session's checkpoints are written: on a thread, one at a time, while training goes on."""
+"""When and how a session's checkpoints are written: on a thread, one at a time, while training continues."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Saver:
 
 
 def _segments(journal: dict[str, Any]) -> dict[int, int]:
-    """Return how many bytes of which segments the journal's index refers to."""
+    """Return the bytes of each segment that the journal's index refers to."""
     found: dict[int, int] = {}
     for _, _, _, size, place, *_ in journal["entries"]:
         if place is not None:

@@ -179,7 +179,7 @@ class ForkedHub(ReplayingHub):
             super().check()
 
     def stuck(self) -> None:
-        """Tell the parent that no peer of this process can go on before a message arrives from another process."""
+        """Tell the parent that no peer of this process can continue before a message of another process arrives."""
         if self.failed:
             return
         if self.done or not self.finished.issuperset(self.local):

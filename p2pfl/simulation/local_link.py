@@ -16,7 +16,7 @@ from p2pfl.messaging.link import Link
 from p2pfl.tensors import Tensors
 
 PASSES = 50
-"""Turns of the event loop in which no peer must be able to go on before that is a deadlock."""
+"""Turns of the event loop without a peer that can continue, after which it is a deadlock."""
 NEVER_SENT = (
     "All peers wait for messages that nobody has sent: look for a net.broadcast or net.send without `await`, or for "
     "peers that send different kinds"
@@ -57,7 +57,7 @@ class LocalHub:
         return self.endpoints
 
     def check(self) -> None:
-        """See whether any peer can go on: no message is ever in flight here."""
+        """Check whether any peer can continue: no message is ever in flight here."""
         if self._looking or self.some_can_go_on():
             return
         try:
@@ -69,7 +69,7 @@ class LocalHub:
             self._look_again(PASSES)
 
     def _look_again(self, passes: int) -> None:
-        """Let the tasks that are ready run first: one may have begun, or go on because another has ended."""
+        """Let ready tasks run first: one may have begun, or may continue because another has ended."""
         if self.some_can_go_on():
             self._looking = False
         elif passes:
@@ -79,7 +79,7 @@ class LocalHub:
             self.stuck()
 
     def stuck(self) -> None:
-        """End the waits of all peers with a Deadlock: none of them can go on."""
+        """End the waits of all peers with a Deadlock: none of them can continue."""
         if len(self.finished) < len(self.endpoints):
             self.deadlocked()
 

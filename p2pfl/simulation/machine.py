@@ -27,7 +27,7 @@ from p2pfl.options import Section, explain
 from p2pfl.run_file.yaml_source import Source
 
 BATCHES, WARM_UP = 5, 2
-"""Batches that are timed, after so many that are not."""
+"""Batches that are timed, and batches before them that are not."""
 
 Seconds = NonNegativeFloat | dict[str, NonNegativeFloat]
 

@@ -199,7 +199,7 @@ def _limits(
     longest = max((seconds for each in virtual.peers for seconds in each.rounds), default=0.0)
     slots = run.file.slots or max(1, machine.cores // run.file.threads)
     deadline = run.file.transport.deadline
-    # Where peers queue for slots, rounds take as many times as long as there are more of them.
+    # Where peers queue for slots, the duration of a round is proportional to their number.
     enough = int(count * deadline / longest) if fullest > slots and longest else None
     yield Limit("seconds of a round, against transport.deadline", "seconds", longest, deadline, enough)
 

@@ -46,11 +46,11 @@ def simulate(
     """Run all peers to the end, on the CPU unless the run file says ``device: cuda``.
 
     Args:
-        folder: where each peer writes the files that it would write as a process, and from whose checkpoints it
-            resumes if there are some; None writes none.
+        folder: where each peer writes the files that it would write as a process. If it has checkpoints, the peers
+            resume from them. None: write no files.
         on_round: called after each round with the peer and the round.
-        jobs: number of processes, of which each runs a part of the peers. More than one need a folder, and a process
-            without other threads. Results are bit-identical.
+        jobs: number of processes that share the peers. More than one needs a folder, and a calling process without
+            other threads. Results are bit-identical.
 
     Returns:
         Results by peer id.
@@ -106,7 +106,7 @@ def simulate(
             with children_of_plugins(kill=False):
                 results = asyncio.run(_in_turns(sessions, hub))
         for session in sessions:
-            session.endpoint.journal.clear()  # nobody needs the last messages any more
+            session.endpoint.journal.clear()  # no peer needs the last messages
     return results
 
 

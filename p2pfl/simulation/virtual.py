@@ -52,9 +52,9 @@ from p2pfl.simulation.machine import Computing, Machine, computing
 from p2pfl.simulation.virtual_loop import VirtualLoop
 
 SMALL = 64
-"""Bytes up to which a body is what was sent: it may hold a number that a method acts on, e.g. a sum."""
+"""Bytes up to which bodies are real: they may hold a number that a method acts on, e.g. a sum."""
 HEADERS = 4096
-"""Headers whose bodies of zeros are kept; some methods put numbers into them that change."""
+"""Headers for which bodies of zeros are kept; some methods put changing numbers into headers."""
 TICK = 1e-9
 """Seconds between two messages of a peer, at least: timers that are due at the same time fire in any order."""
 
