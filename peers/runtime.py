@@ -155,7 +155,6 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
             transport.wait_policy,
             HostSlot(folder.slots, slots, prefix),
             log,
-            pid=os.getpid(),
             alone=True,
             store=store,
         )

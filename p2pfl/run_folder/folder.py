@@ -111,8 +111,7 @@ class Status:
 
     def resumes_at_start(self) -> int:
         """Return ``resumes`` for the next process of the peer, which starts now."""
-        known = self.resumes if type(self.resumes) is int else 0
-        return known + (self.phase in ("stopped", "finished"))
+        return self.resumes + (self.phase in ("stopped", "finished"))
 
 
 @dataclass

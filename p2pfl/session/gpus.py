@@ -7,7 +7,6 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from p2pfl import PeerId
 from p2pfl.control_groups import usable_cores
 from p2pfl.errors import P2pflError
 
@@ -49,10 +48,6 @@ def peers_at_once(run: RunFile, gpus: int) -> int:
     """
     by_cores = max(1, usable_cores() // run.threads // max(1, gpus))
     return run.slots or (run.gpu.peers_per_gpu if gpus else None) or by_cores
-
-
-def slice_of(run: RunFile, me: PeerId, gpus: int) -> GpuSlice:
-    return slices(run, gpus)[me % gpus]
 
 
 def find_gpus() -> list[HostGpu]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -59,7 +60,6 @@ class Runtime:
         wait_policy: limits of a wait for a neighbor; default: none.
         slot: permission to compute, held while computing and released in every wait.
         log: receives one line per event.
-        pid: process id for the status file.
         alone: the process runs no other peer; what it costs is this peer's.
         on_round: called after each round with the peer and the round.
         store: holds what was sent until no neighbor can ask for it; default: memory.
@@ -69,7 +69,6 @@ class Runtime:
     wait_policy: WaitPolicy | None = None
     slot: Slot = FreeSlot()
     log: logging.Logger = logging.getLogger("p2pfl.null")
-    pid: int = 0
     alone: bool = False
     on_round: Callable[[PeerId, int], None] = lambda peer, t: None
     store: BodyStore | None = None
@@ -121,7 +120,7 @@ class Session:
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
-        self.status = Status(me, runtime.pid, tested_on=asdict(self.algorithm.data.tested_on))
+        self.status = Status(me, os.getpid(), tested_on=asdict(self.algorithm.data.tested_on))
         self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()
@@ -389,8 +388,9 @@ class Session:
             return
         self.folder.clear_result()
         last = self.folder.status()
-        self.status.starts = 1 + (last.starts if last is not None and type(last.starts) is int else 0)
-        self.status.resumes = last.resumes_at_start() if last is not None else 0
+        if last is not None:
+            self.status.resumes = last.resumes_at_start()
+        self.status.starts = 1 + (0 if last is None else last.starts)
         saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0, self.log)

@@ -84,7 +84,7 @@ def simulate(
                 peer_folder.sweep()
                 store = files.enter_context(closing(FileStore(peer_folder.journal)))
             run_id = folder.info["id"] if folder else "0" * 16
-            runtime = Runtime(device, log=log, pid=os.getpid(), on_round=on_round, store=store)
+            runtime = Runtime(device, log=log, on_round=on_round, store=store)
             session = Session(run, me, run_id, data, peer_folder, runtime)
             frozen.add(frozen_digest(session.algorithm))
             hub.join(session.endpoint)
