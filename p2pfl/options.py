@@ -187,7 +187,7 @@ ALSO_CALLED: Mapping[str, str] = {
     "num_nodes": "peers",
     "topology": "graph",
 }
-"""What other programs and papers call names of a run file."""
+"""{word of other programs and papers: key of a run file}"""
 
 
 def closest(found: object, known: Iterable[str]) -> str | None:

@@ -44,7 +44,7 @@ class Outcomes:
     why: dict[str, str] = field(default_factory=dict)
 
     def note(self, what: str, diverged: str = "") -> bool:
-        """Count one more of ``what``, skipped if something has ``diverged``. Return whether it is not skipped."""
+        """Count one more of ``what``, as skipped if something has ``diverged``; return whether it was used."""
         self.tried[what] = self.tried.get(what, 0) + 1
         if diverged:
             self.skipped[what] = self.skipped.get(what, 0) + 1
@@ -66,7 +66,7 @@ class Outcomes:
             self.why.setdefault(what, f"in round {t}, {why}")
 
     def failure(self) -> str:
-        """Return why a whole run has done nothing: something was skipped each time. Empty if nothing was."""
+        """Return why a whole run had no effect: something was skipped every time. Empty if it had one."""
         failed = [what for what, count in self.skipped.items() if count == self.tried[what]]
         own = [what for what in failed if what != MESSAGES]  # if the peer itself diverges, its neighbors matter less
         texts = []

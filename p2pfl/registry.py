@@ -266,7 +266,7 @@ def _user() -> tuple[str, int]:
 
 
 def by_plugin() -> bool:
-    """Return whether a plug-in uses the decorator, or the user's program, rather than a module of this package."""
+    """Return whether a plug-in or the user's program uses the decorator, not a module of this package."""
     return not _is_builtin(_user_frame())
 
 

@@ -36,7 +36,7 @@ _SIMILAR = {
     **dict(zip("▼▲ ░▒▓", "v^ .:=", strict=True)),
     **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True)),
 }
-"""What resembles symbols that this project prints, and some that its users may."""
+"""ASCII text that resembles symbols that this project or its users print."""
 
 
 def wants_color() -> bool:

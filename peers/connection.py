@@ -62,7 +62,7 @@ class Connection:
         self._delivered = 0
         """Bytes of the neighbor's messages that were passed to the event loop."""
         self._reported = 0
-        """Bytes of them that the algorithm had taken when Want was last sent."""
+        """Bytes of the neighbor's messages that the algorithm had taken when Want was last sent."""
         self._least_left = math.inf
         """While closing: the fewest entries so far that the neighbor lacks or may ask for again."""
         self._progress_at = 0.0

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 """Version of the requests and events."""
 TOKEN = ".launcher"
-"""A file in the launcher's run folder: hosts that find it have the same folder."""
+"""A file in the launcher's run folder: hosts that find it share that folder."""
 INTERVAL = 0.25
 """Seconds between two looks at the peers' files."""
 MAX_LOAD = 0.02

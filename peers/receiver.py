@@ -23,12 +23,13 @@ from peers.link_context import LinkContext
 SENT = (*FROM_WRITER, Want)
 """What peers send on their DEALER; a ROUTER answers with Refused only."""
 USELESS_RATE = 1000.0
-"""Useless messages read per second over all connections; the burst: invalid ones, duplicates, control, of unknown
-senders, of rounds that are over, and Begins of later rounds than the next. All others are limited by the window, or
-by the rounds of this peer.
+"""Useless messages read per second over all connections; also the burst.
 
-Well-behaved neighbors send more only in bursts, which are then read at this rate: to a peer that was away, up to
-``transport.queue`` messages of each that are too late, and where rounds wait for Begins, all since its checkpoint.
+Useless are invalid messages, duplicates, control, messages of unknown senders or of past rounds, and Begins of rounds
+after the next. The window or this peer's rounds limit all other messages.
+
+Well-behaved neighbors exceed the rate only in bursts, which are then read at this rate. To a peer that was away, each
+sends up to ``transport.queue`` late messages; where rounds wait for Begins, all messages since its checkpoint.
 """
 PAUSE = 0.05
 """Minimum seconds for which the ROUTER is not read after too many useless messages."""

@@ -176,7 +176,7 @@ def _open_fifo(path: Path) -> int:
 
 def _try_to_hold(reader: int, path: Path) -> int | None:
     """Take the slot that ``reader`` reads if it is free. Return the descriptor that holds it."""
-    # Opened again, since a copy of the descriptor would share its lock; not by its path, which may be removed.
+    # Open it again, since a copy of the descriptor would share its lock. The path may have been removed.
     slot = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         locked = lock(slot, path)

@@ -118,7 +118,7 @@ class Mailbox:
     async def wait(
         self, keys: Iterable[Key], policy: WaitPolicy, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> float:
-        """Return when a message has arrived under each of ``keys``, or can no longer arrive, or the policy says so.
+        """Wait until a message under each of ``keys`` has arrived or no longer can, or until the policy ends it.
 
         Args:
             keys: what to wait for, each of another sender.

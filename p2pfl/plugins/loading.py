@@ -332,7 +332,7 @@ def located(error: BaseException) -> PluginError | None:
 
 
 def definition(method: object) -> tuple[str, int] | None:
-    """File and line at which a method is defined; None if not by a plug-in."""
+    """Return file and line of a plug-in's method; None if it is not defined by a plug-in."""
     code = method.__code__ if isinstance(method, FunctionType) else None
     if code is None or not _is_plugin(code.co_filename):
         return None

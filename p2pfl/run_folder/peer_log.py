@@ -31,7 +31,7 @@ LEVELS = ("debug", "info", "warning", "error")
 MAX_LINE = 160
 """Characters of a line of text with details; only a message that is longer has more."""
 MAX_BYTES = 64 << 20
-"""Size of a log at which another one is begun, by default."""
+"""Default size in bytes at which a log is rotated."""
 TIME = "%Y-%m-%dT%H:%M:%S"
 
 

@@ -42,7 +42,7 @@ def describe_run(
 
 def derive_run_id(run: Run) -> str:
     """Return a run id for peers that share nothing but the run file."""
-    # Not of the plug-ins' code: peers of one run that have different versions name these when they refuse each other.
+    # Without the plug-ins' code: peers with different versions of it then refuse each other, and name the plug-ins.
     return hashlib.sha256(f"{run.name} {settings_of(run.config_hash())}".encode()).hexdigest()[:16]
 
 

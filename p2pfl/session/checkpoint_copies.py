@@ -133,7 +133,7 @@ class CheckpointCopies:
     # ---- making
 
     def save(self, rounds_done: int, segments: Mapping[int, int], *, last: bool = False) -> bool:
-        """Copy the checkpoint that was written last, unless an attempt has failed a moment ago. On any thread.
+        """Copy the last checkpoint, unless an attempt has just failed. On any thread.
 
         Args:
             rounds_done: its rounds.

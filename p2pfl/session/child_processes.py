@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 
 _depth = 0
 _fork = threading.local()
-"""Of the thread that forks: its mask of signals, and this process's id if it is the main thread."""
+"""Set by the thread that forks: its signal mask, and this process's id if it is the main thread."""
 
 
 @contextmanager

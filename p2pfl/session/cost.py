@@ -1,4 +1,4 @@
-"""What a peer's rounds cost: seconds of CPU and GPU, and joules where the host tells.
+"""What a peer's rounds cost: seconds of CPU and GPU, and joules where the host measures them.
 
     cpu_seconds   user and system time, of all threads
     gpu_seconds   time for which the peer held a slot of its GPU; peers that share one hold slots at the same time

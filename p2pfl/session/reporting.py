@@ -99,7 +99,7 @@ class StatusFile:
             except WriteError:  # only observers need it; try again later
                 return
             self._written = current
-        if self.status.phase != "waiting":  # the others do not change before the next call of ``enter``
+        if self.status.phase != "waiting":  # in other phases, nothing changes until ``enter`` is called
             self._stale.clear()
 
     async def keep_current(self) -> None:

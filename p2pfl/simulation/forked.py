@@ -39,12 +39,12 @@ from p2pfl.simulation.replaying_hub import ReplayingHub
 from p2pfl.stop_signals import asks_to_kill, handling, stop_signals
 
 PARENT = -1
-"""Number of the parent process; the others count from 0."""
+"""Number of the parent process; the others are numbered from 0."""
 
 BusMessage = tuple[Any, ...]
 """A kind, and what belongs to it."""
 PipeCounts = tuple[tuple[int, ...], tuple[int, ...]]
-"""Messages that a process has sent to each other one, and received from it, if they may end a wait."""
+"""Messages that may end a wait: how many a process has sent to each other one, and received from it."""
 
 
 class Bus:

@@ -48,7 +48,7 @@ def _tasks() -> int:
 
 
 class Machine(Section):
-    """What a virtual run takes place on. Seconds of CPU are of one core."""
+    """The hosts and the network of a virtual run. Seconds of CPU are of one core."""
 
     hosts: PositiveInt = 1
     """Hosts; the peers are divided among them in blocks of equal size."""
