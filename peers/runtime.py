@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any, TextIO
 
 from p2pfl import PeerId
-from p2pfl.data import Dataset, Subset
 from p2pfl.errors import (
     AlreadyRunning,
     Diverged,
@@ -35,7 +34,7 @@ from p2pfl.run_folder.files import allow_many_files
 from p2pfl.run_folder.folder import Phase, RunFolder, Status
 from p2pfl.run_folder.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
 from p2pfl.session.body_files import FileStore, NeighborJournals
-from p2pfl.session.build import frozen_digest, load_data
+from p2pfl.session.build import RunData, frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.free_memory import free_heap
@@ -51,8 +50,6 @@ from peers.slots import HostSlot
 from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
 
-Data = tuple[Dataset, Sequence[Subset]]
-
 NAMED = 8
 """Most neighbors that the log names at the start."""
 
@@ -61,7 +58,7 @@ def run_peer(
     folder: RunFolder,
     me: PeerId,
     run: Run | None = None,
-    data: Data | None = None,
+    data: RunData | None = None,
     report_error: Callable[[str], None] = lambda text: None,
     echo: TextIO | None = None,
 ) -> int:
@@ -143,7 +140,7 @@ def run_peer(
         close_logger(log)
 
 
-async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging.Logger) -> int:
+async def _run(folder: RunFolder, me: PeerId, run: Run, data: RunData, log: logging.Logger) -> int:
     allow_many_files()
     device = claim_device(run.file, me)
     slots, prefix = slots_on(run.file, device)

@@ -36,11 +36,13 @@ from p2pfl.session.model_trial import Trial
 from p2pfl.session.pretrained import load_pretrained
 from p2pfl.tensors import digest, frozen_of, statistics_of
 
+RunData = tuple[Dataset, list[Subset]]
+"""The dataset of a run, and the samples of each peer."""
 DATASET = "dataset.sha256"
 """The file of a run folder with the hash of the dataset that its peers learn from."""
 
 
-def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> tuple[Dataset, list[Subset]]:
+def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> RunData:
     """Map the run's inputs from this host's cache, and divide them among the peers.
 
     Args:
@@ -78,7 +80,7 @@ def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> No
         raise ChangedDataset(run.error_at("data.dataset", DataError(text)).problems)
 
 
-def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
+def _load_data(run: Run) -> RunData:
     data = run.file.data
     try:
         dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download, run.base)
@@ -233,9 +235,7 @@ def _check_architectures(run: Run, dataset: Dataset) -> None:
         raise run.error_at("models.features", ModelError(text))
 
 
-def make_algorithm(
-    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], device: torch.device, streams: Streams
-) -> Algorithm[Any]:
+def make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, streams: Streams) -> Algorithm[Any]:
     """Build peer ``me``'s model and algorithm in their state before round 0.
 
     Raises:
@@ -246,9 +246,7 @@ def make_algorithm(
         return _make_algorithm(run, me, data, device, streams)
 
 
-def _make_algorithm(
-    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], device: torch.device, streams: Streams
-) -> Algorithm[Any]:
+def _make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, streams: Streams) -> Algorithm[Any]:
     dataset, subsets = data
     augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
     models, group = run.file.models, run.file.models.group

@@ -30,7 +30,7 @@ from p2pfl.errors import CheckpointError, first_line
 from p2pfl.run_folder.files import NewFile, write_all, write_errors
 from p2pfl.tensors import raw
 
-State = dict[str, Any]
+PeerState = dict[str, Any]
 
 FORMAT = 5
 """Version of the state's layout. A format mismatch is not corruption: both files are left in place."""
@@ -84,7 +84,7 @@ class Unstorable(TypeError):
         return next(filter(None, (self.place(item, f"{name}[{key!r}]") for key, item in items)), None)
 
 
-class _Place(NamedTuple):
+class _KeptTensor(NamedTuple):
     """Where a tensor of a kept state lies in the file."""
 
     at: int
@@ -129,9 +129,9 @@ class KeptState:
         with write_errors(folder):
             self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # ``close`` closes it
         self._size = 0
-        self._state: State = {}
+        self._state: PeerState = {}
 
-    def write(self, state: State) -> None:
+    def write(self, state: PeerState) -> None:
         """Copy ``state`` in place of what was kept; later training does not modify the copy.
 
         Raises:
@@ -142,7 +142,7 @@ class KeptState:
         with write_errors(self._folder):
             self._state = self._put(state)
 
-    def read(self) -> State:
+    def read(self) -> PeerState:
         """Return the state, with dense tensors on the CPU, valid until the next ``write``."""
         file = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY) if self._size else None
         return self._get(self._state, file)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ class KeptState:
         if isinstance(value, Tensor):
             if not value.numel():
                 return value.detach().cpu()
-            place = _Place(self._size, value.dtype, value.shape)
+            place = _KeptTensor(self._size, value.dtype, value.shape)
             end = write_all(self._file.fileno(), raw(value).numpy().data, place.at)
             self._size = -(-end // _ALIGNMENT) * _ALIGNMENT
             return place
@@ -169,7 +169,7 @@ class KeptState:
         raise Unstorable(value)
 
     def _get(self, value: Any, file: mmap.mmap | None) -> Any:
-        if isinstance(value, _Place):
+        if isinstance(value, _KeptTensor):
             assert file is not None
             count = value.shape.numel()
             return torch.frombuffer(file, dtype=value.dtype, count=count, offset=value.at).view(value.shape)
@@ -180,7 +180,7 @@ class KeptState:
         return value
 
 
-def save(path: Path, state: State) -> None:
+def save(path: Path, state: PeerState) -> None:
     """Write ``state`` to ``path``, and keep the old file as the previous checkpoint. Raises WriteError.
 
     After a crash at any point, at least one of the two is intact and not older than the old file.
@@ -239,11 +239,11 @@ def load(
     run_id: str,
     me: PeerId,
     log: logging.Logger | None = None,
-    damage: Callable[[State], str] = lambda state: "",
+    damage: Callable[[PeerState], str] = lambda state: "",
     *,
     repair: bool = True,
     otherwise: str = START,
-) -> State | None:
+) -> PeerState | None:
     """Load the newest usable state; None if there is no checkpoint yet, or if the only one is not usable.
 
     An unusable newest checkpoint is moved aside and logged, and the previous one is loaded.
@@ -275,7 +275,7 @@ def load(
     return older
 
 
-def read(path: Path) -> State:
+def read(path: Path) -> PeerState:
     """Read a checkpoint of any run and peer. Raises CheckpointError if it is missing or damaged."""
     try:
         content = memoryview(path.read_bytes())
@@ -302,8 +302,8 @@ def is_intact(path: Path) -> bool:
 
 
 def _load_usable(
-    path: Path, run_id: str, me: PeerId, damage: Callable[[State], str]
-) -> tuple[State | None, CheckpointError | None]:
+    path: Path, run_id: str, me: PeerId, damage: Callable[[PeerState], str]
+) -> tuple[PeerState | None, CheckpointError | None]:
     """Return the state in ``path``, or why it is unusable; neither if there is no such file."""
     try:
         state = read(path)

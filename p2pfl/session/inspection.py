@@ -17,11 +17,11 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.data import Dataset, Subset
 from p2pfl.learning.evaluation import PREDICTION_BATCH
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
+from p2pfl.session.build import RunData
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.peer_model import restored_algorithm
 
@@ -45,9 +45,7 @@ class Inspection:
     prototype_classes: tuple[int, ...]
 
 
-def inspect_models(
-    run: Run, folder: RunFolder, data: tuple[Dataset, list[Subset]], samples: int
-) -> Iterator[Inspection]:
+def inspect_models(run: Run, folder: RunFolder, data: RunData, samples: int) -> Iterator[Inspection]:
     """Inspect the peers that have written a checkpoint, on the CPU. Nothing in ``folder`` changes.
 
     Args:

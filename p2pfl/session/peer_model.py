@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.data import Dataset, Subset
 from p2pfl.errors import RunFolderError
 from p2pfl.models import Model
 from p2pfl.rng import Streams
@@ -19,7 +17,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import write_atomically
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.build import RunData, load_data, make_algorithm
 
 
 def restore(run: Run, folder: RunFolder, peer: PeerId) -> tuple[Model, int]:
@@ -40,8 +38,8 @@ def restore(run: Run, folder: RunFolder, peer: PeerId) -> tuple[Model, int]:
 def restored_algorithm(
     run: Run,
     peer: PeerId,
-    data: tuple[Dataset, Sequence[Subset]],
-    saved: checkpoint.State,
+    data: RunData,
+    saved: checkpoint.PeerState,
     device: torch.device = torch.device("cpu"),
 ) -> Algorithm[Any]:
     """Return a peer's algorithm in the state of a checkpoint."""

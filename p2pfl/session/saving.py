@@ -80,14 +80,14 @@ class Saver:
         due_at = self._earliest if taken > MAX_TAKEN else self._due_at
         return not busy and perf_counter() >= due_at
 
-    def keep(self, state: checkpoint.State) -> None:
+    def keep(self, state: checkpoint.PeerState) -> None:
         """Keep ``state``, between two rounds, for the next checkpoint. Raises WriteError."""
         if self._last is None or self._last is self._in_use:
             self._last, self._spare = self._spare or checkpoint.KeptState(self._folder.root), self._last
         self._last.write(state)
         self.kept = state["rounds_done"]
 
-    def read(self) -> checkpoint.State:
+    def read(self) -> checkpoint.PeerState:
         """Return the last state that was kept, valid until the next one is."""
         assert self._last is not None
         return self._last.read()
@@ -127,7 +127,7 @@ class Saver:
             if state is not None:
                 state.close()
 
-    async def _write(self, state: checkpoint.State, *, final: bool = False, last: bool = False) -> None:
+    async def _write(self, state: checkpoint.PeerState, *, final: bool = False, last: bool = False) -> None:
         began = perf_counter()
         done = state["rounds_done"]
         copied = -1 if self._copies is None else self._copies.rounds_done
@@ -180,7 +180,7 @@ def load(
     Raises CheckpointError if both checkpoints are damaged, or the newest copy is.
     """
 
-    def newest(otherwise: str) -> checkpoint.State | None:
+    def newest(otherwise: str) -> checkpoint.PeerState | None:
         return checkpoint.load(
             folder.checkpoint,
             run_id,

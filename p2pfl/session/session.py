@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -16,7 +16,6 @@ from time import perf_counter
 import torch
 
 from p2pfl import PeerId
-from p2pfl.data import Dataset, Subset
 from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Conversation, Endpoint
@@ -29,7 +28,7 @@ from p2pfl.run_file.faults import Faults, NoFaults
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import PeerFolder, Phase, Result, Status
 from p2pfl.session import checkpoint, metrics
-from p2pfl.session.build import make_algorithm
+from p2pfl.session.build import RunData, make_algorithm
 from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
 from p2pfl.session.cost import CostMeter
@@ -91,7 +90,7 @@ class Session:
         run: Run,
         me: PeerId,
         run_id: str,
-        data: tuple[Dataset, Sequence[Subset]],
+        data: RunData,
         folder: PeerFolder | None = None,
         runtime: Runtime = Runtime(),
     ) -> None:

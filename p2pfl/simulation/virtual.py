@@ -42,7 +42,7 @@ from p2pfl.messaging.wire import Encoded, Message, Plan
 from p2pfl.models import architecture
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.build import RunData, load_data, make_algorithm
 from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.method_results import layouts_of
@@ -151,7 +151,7 @@ class _NoBodies(BodyStore):
 class _Kind:
     """What peers of one architecture share: a real peer's algorithm, and the headers that they have received."""
 
-    def __init__(self, run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], machine: Machine) -> None:
+    def __init__(self, run: Run, me: PeerId, data: RunData, machine: Machine) -> None:
         self.algorithm = make_algorithm(run, me, data, torch.device("cpu"), Streams(run.seed, me))
         self.layouts: Sequence[Layout] = layouts_of(self.algorithm)
         tensors = (x for x in self.algorithm.model.state_dict().values() if isinstance(x, torch.Tensor))
@@ -212,7 +212,7 @@ class _Mesh:
         self,
         run: Run,
         machine: Machine,
-        data: tuple[Dataset, Sequence[Subset]],
+        data: RunData,
         on_round: Callable[[PeerId, int], None],
     ) -> None:
         self.run, self.machine, self.data, self.on_round = run, machine, data, on_round
