@@ -320,7 +320,13 @@ class Session:
         if phase == "stopped" and self.saver is not None and self.saver.kept >= 0:
             state = self.saver.read()["algorithm"]  # the unfinished round is discarded
         result = make_result(
-            *(self.me, phase, self.rounds_done, digest(state), self.algorithm, self.evaluations, self.totals, error),
+            self.algorithm,
+            phase,
+            error,
+            rounds_done=self.rounds_done,
+            digest=digest(state),
+            evaluations=self.evaluations,
+            totals=self.totals,
             dropped=self.endpoint.dropped,
             expired=self.endpoint.mailbox.expired,
         )

@@ -88,7 +88,8 @@ def test_names_the_inaccurate_the_slow_the_dead_and_the_restarted_peer(make_fold
     made = make_folder(peers=6, results={p: {"accuracy": 0.9 if p != 4 else 0.2} for p in range(5)} | {5: None})
     records = [
         record(
-            *(peer, t),
+            peer,
+            t,
             seconds={"training": 9.0 if peer == 2 else 1.0, "waiting": 1.0, "total": 12.0},
             elapsed=12.0 * (t + 1),
         )
