@@ -25,7 +25,7 @@ __all__ = ["LaunchedRun", "PeerId", "PlannedRun", "RecordedRun", "load", "open_r
 PeerId = int
 """0 to ``peers - 1``."""
 MAX_PEERS = 100_000
-"""Most peers of a run. To check a run file takes a second for as many, and forever for arbitrarily many."""
+"""Most peers of a run: checking a run file takes a second for that many."""
 
 
 def __getattr__(name: str) -> Any:

@@ -101,11 +101,11 @@ class PlannedRun:
         return self._run.topology
 
     def topology_at(self, t: int) -> Topology:
-        """The graph of round ``t``. If it changes, ``topology`` is the union over all rounds."""
+        """Return the graph of round ``t``. If it changes, ``topology`` is the union over all rounds."""
         return self._run.topology if self._run.schedule is None else self._run.schedule(t)
 
     def partition(self) -> list[Subset]:
-        """The samples of each peer, as indices into the dataset.
+        """Return the samples of each peer, as indices into the dataset.
 
         Raises:
             RunFileError: the dataset is not available, or a model from a module cannot be built for it.
@@ -120,20 +120,20 @@ class PlannedRun:
         return data
 
     def files(self) -> list[str]:
-        """The files and folders of the dataset, there or not, relative to the folder of datasets."""
+        """Return the files and folders of the dataset, there or not, relative to the folder of datasets."""
         root = data_root(self._run.file.data.root)
         return [os.path.relpath(path, root) for path in self._run.loader.files(root)]
 
     def missing_files(self) -> list[str]:
-        """Those of ``files`` that are not there."""
+        """Return those of ``files`` that are not there."""
         return [name for name in self.files() if not (data_root(self._run.file.data.root) / name).exists()]
 
     def dataset(self) -> Dataset:
-        """The dataset that ``partition`` divides. Raises RunFileError if it is not available."""
+        """Return the dataset that ``partition`` divides. Raises RunFileError if it is not available."""
         return load_data(self._run)[0]
 
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the model's outputs; empty if they have only numbers.
+        """Return the names of the classes, in the order of the model's outputs; empty if they have only numbers.
 
         Raises:
             RunFileError: as ``partition``.
@@ -220,11 +220,11 @@ class RecordedRun:
         return PlannedRun(self._checked())
 
     def status(self) -> list[Status]:
-        """What each peer does now, or how it ended; peers that have not started yet are missing."""
+        """Return what each peer does now, or how it ended; peers that have not started yet are missing."""
         return [status for files in self._folder.peers() if (status := files.status()) is not None]
 
     def results(self) -> list[Result]:
-        """The results of the peers that have ended: accuracy, digest, traffic, mixing weights."""
+        """Return the results of the peers that have ended: accuracy, digest, traffic, mixing weights."""
         return [result for files in self._folder.peers() if (result := files.result()) is not None]
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -282,7 +282,7 @@ class RecordedRun:
     def weights(self, peer: PeerId) -> dict[str, Any]:
         """Return the weights of a peer's ``model``, for ``load_state_dict`` of the class that the run file names.
 
-        Those of models that the run file does not name by a class, or whose number of features it changes, are called
+        If the run file names the model otherwise, or changes its number of features, the weights are called
         ``backbone.…`` and ``head.…``. Raises the errors of ``model``.
         """
         return self.model(peer).plain_state_dict()
@@ -309,11 +309,11 @@ class RecordedRun:
         return peer_model.restore(self._checked(), self._folder, peer)[0]
 
     def partition(self) -> list[Subset]:
-        """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
+        """Return the samples of each peer, as indices into the dataset. Raises RunFileError if that is missing."""
         return load_data(self._checked(), self._folder.root)[1]
 
     def dataset(self) -> Dataset:
-        """The dataset that ``partition`` divides. Raises RunFileError if it is not available."""
+        """Return the dataset that ``partition`` divides. Raises RunFileError if it is not available."""
         return load_data(self._checked(), self._folder.root)[0]
 
     def class_names(self) -> tuple[str, ...]:
@@ -321,7 +321,7 @@ class RecordedRun:
         return load_data(self._checked(), self._folder.root)[0].class_names
 
     def _checked(self) -> Run:
-        """The run. A collection may come from other hosts: code of plug-ins in it is not executed."""
+        """Return the run. A collection may come from other hosts: code of plug-ins in it is not executed."""
         if self._run is None:
             self._run = run_files.load(self._folder.require_local().run_file)
         return self._run
@@ -359,7 +359,7 @@ class LaunchedRun(RecordedRun):
         return self
 
     def running(self) -> bool:
-        """Whether the run goes on."""
+        """Return whether the run is still going."""
         return not self._ended(0)
 
     def wait(self, timeout: float | None = None) -> RecordedRun:
@@ -369,7 +369,7 @@ class LaunchedRun(RecordedRun):
             timeout: seconds.
 
         Raises:
-            TimeoutError: the run goes on.
+            TimeoutError: the run is still going.
             RunFailed: a peer failed.
         """
         try:
@@ -432,11 +432,13 @@ class LaunchedRun(RecordedRun):
     def _all_ended_well(self) -> bool:
         if not self._folder.run_file.exists():
             return False
-        phases = [status and status.phase for status in (files.status() for files in self._folder.peers())]
-        return set(phases) <= {"stopped", "finished", *[None] * self._stopped}  # None: has not started
+        phases = {status and status.phase for status in (files.status() for files in self._folder.peers())}
+        if self._stopped:
+            phases.discard(None)  # has not started
+        return phases <= {"stopped", "finished"}
 
     def _reason(self) -> str:
-        """Why the run failed: the errors of its peers, or else what the launcher wrote."""
+        """Return why the run failed: the errors of its peers, or else what the launcher wrote."""
         failed = [status for status in self.status() if status.error] if self._folder.run_file.exists() else []
         if failed:
             return "; ".join(f"peer {status.peer}: {status.error.splitlines()[0]}" for status in failed[:3])

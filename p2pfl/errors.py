@@ -2,9 +2,9 @@
 
     P2pflError
     ├── RunFileError            the run file is invalid: where, which key, what was found, what is allowed
-    │   ├── ChangedDataset      the dataset is not the one that the run began with
+    │   ├── ChangedDataset      the dataset has changed since the run began
     │   └── PluginError         the code of a plug-in is wrong or has failed: its file and line
-    ├── Diverged                nothing came of any of a peer's rounds, because values had diverged
+    ├── Diverged                every result of a peer was discarded, because values had diverged
     ├── DataError               a dataset is missing, damaged, or too small for its partition
     ├── ModelError              a network does not fit the images or the method
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
@@ -101,13 +101,13 @@ class RunFileError(P2pflError):
 
 
 class ChangedDataset(RunFileError):
-    """The dataset is not the one that the run began with. Restarting the peer does not help."""
+    """The dataset has changed since the run began. Restarting the peer does not help."""
 
     exit_code = os.EX_CONFIG
 
 
 class Diverged(P2pflError):
-    """A peer has done nothing in a whole run, since its values had diverged. Restarting it does not help."""
+    """Every result of a peer was discarded, since its values had diverged. Restarting it does not help."""
 
     exit_code = os.EX_CONFIG
 
@@ -129,7 +129,7 @@ class PluginError(RunFileError):
         return cls(code.co_filename, code.co_firstlineno, message)
 
     def during(self, activity: str) -> PluginError:
-        """Return the error with what was going on before the message: ``my_method.py:12: round 3: KeyError: 7``."""
+        """Return the error with the activity before the message: ``my_method.py:12: round 3: KeyError: 7``."""
         (problem,) = self.problems
         file, _, line = problem.where.rpartition(":")
         return PluginError(file, int(line), f"{activity}: {problem.message}")
@@ -202,7 +202,7 @@ class AddressInUse(RunFolderError):
 
 
 class AlreadyRunning(RunFolderError):
-    """Another process runs this peer, perhaps one that is not visible here: on a host or in a container beside."""
+    """Another process runs this peer, perhaps on another host or in another container."""
 
     exit_code = os.EX_OSFILE
     """The launcher does not start the peer again."""
@@ -222,7 +222,7 @@ class JournalError(WriteError):
         RunFolderError.__init__(
             self,
             f"{where}: peer {neighbor} still needs a message that was in it. Somebody deleted or changed a file of a "
-            f"running run; start the run anew: {again}",
+            f"running run; start the run again: {again}",
         )
 
 

@@ -1,6 +1,6 @@
 """Exclusive locks on open files, which the kernel releases when they are closed, also if their holder dies.
 
-Some file systems have none: Lustre mounted without ``flock``, NFS whose lock daemon does not run, some FUSE ones.
+Some file systems lack locks: Lustre mounted without ``flock``, NFS without a lock daemon, some FUSE ones.
 """
 
 from __future__ import annotations

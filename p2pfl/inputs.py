@@ -27,7 +27,7 @@ class Tokens(Size):
 
 
 def size_of(kind: Kind, numbers: tuple[int, ...]) -> Size:
-    """The size of inputs of a kind: height and width (or one number for both), or a length, or nothing for vectors.
+    """Return the size of inputs of a kind: height and width (or one number for both), a length, or () for vectors.
 
     Raises ValueError: there are more numbers.
     """
@@ -40,14 +40,14 @@ def size_of(kind: Kind, numbers: tuple[int, ...]) -> Size:
 
 
 def kind_of(size: Size) -> Kind:
-    """The kind of inputs of this size."""
+    """Return the kind of inputs of this size."""
     if isinstance(size, Tokens):
         return "tokens"
     return ("vectors", "series", "images")[len(size)]
 
 
 def shape_of(channels: int, size: Size) -> tuple[int, ...]:
-    """The shape of one input."""
+    """Return the shape of one input."""
     return tuple(size) if isinstance(size, Tokens) else (channels, *size)
 
 

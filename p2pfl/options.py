@@ -37,7 +37,7 @@ class Section(BaseModel):
 
 
 def _key(field_name: str) -> str:
-    """The key of a field in a run file."""
+    """Return the key of a field in a run file."""
     return field_name.removesuffix("_")
 
 
@@ -77,7 +77,7 @@ class Options:
             raise OptionErrors(explain(error, lambda path: cls.known())) from None
 
     def to_dict(self, *, portable: bool = False) -> dict[str, Any]:
-        """The parameters as plain YAML-able values, in the order of declaration.
+        """Return the parameters as plain YAML-able values, in the order of declaration.
 
         Args:
             portable: of paths only the last part, which is the same on all hosts.
@@ -168,7 +168,7 @@ def unknown(found: object, known: Iterable[str], what: str = "") -> str:
 
 
 def did_you_mean(found: object, known: Iterable[str]) -> str:
-    """``; did you mean 'mapl'?``, or nothing if no known name is close."""
+    """Return ``; did you mean 'mapl'?``, or nothing if no known name is close."""
     suggestion = closest(found, known)
     return f"; did you mean {suggestion!r}?" if suggestion else ""
 
@@ -187,11 +187,11 @@ ALSO_CALLED: Mapping[str, str] = {
     "num_nodes": "peers",
     "topology": "graph",
 }
-"""What other programs and papers call names of a run file."""
+"""{word of other programs and papers: key of a run file}"""
 
 
 def closest(found: object, known: Iterable[str]) -> str | None:
-    """The known name that ``found`` is probably a misspelling of, or another word for."""
+    """Return the known name that ``found`` probably means, by a misspelling or another word."""
     names = list(known)
     synonym = ALSO_CALLED.get(str(found))
     return synonym if synonym in names else next(iter(difflib.get_close_matches(str(found), names, n=1)), None)
@@ -239,7 +239,7 @@ def explain(
         elif item["type"] != "too_short" or len(item["input"]) < item["ctx"]["min_length"]:  # else an item is wrong
             problems.append(_explained(item, known_keys, unit_of))
     for path, types in choices.items():
-        # Of a list with a wrong item, the item is reported, and not that it is no number.
+        # Of a list with a wrong item, only the item is reported, not that the list is not a number.
         inside = next((found for found in types.values() if len(found[0]["loc"]) > len(path)), None)
         if inside is not None:
             problems.extend(_explained(item, known_keys, unit_of) for item in inside)
@@ -267,7 +267,7 @@ def _explained(item: Any, known_keys: Callable[[Loc], Iterable[str]], unit_of: C
 
 
 def _expected(item: Any, unit: str) -> str:
-    """What a value should be."""
+    """Return what a value should be."""
     kind, context = item["type"], item.get("ctx", {})
     if unit and _EXPECTED.get(kind) in ("an integer", "a number"):
         return f"should be a number of {unit}"
@@ -285,7 +285,7 @@ def _short(value: object, limit: int = 60) -> str:
 
 
 def _type_text(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """The values that a JSON schema allows, as shown to users: ``int > 0 | null``, ``l1 | l2``."""
+    """Return the values that a JSON schema allows, as shown to users: ``int > 0 | null``, ``l1 | l2``."""
     if "$ref" in schema:
         return _type_text(known[schema["$ref"].rpartition("/")[2]], known)
     if isinstance(schema.get("type"), list):

@@ -1,4 +1,4 @@
-"""What came of a peer's trainings, averages and messages: what was used, what was skipped because it had diverged."""
+"""Counts of a peer's trainings, averages and messages: how many were used, how many skipped as diverged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Outcomes:
     why: dict[str, str] = field(default_factory=dict)
 
     def note(self, what: str, diverged: str = "") -> bool:
-        """Count one more of ``what``, skipped if something has ``diverged``. Return whether it is not skipped."""
+        """Count one more of ``what``, as skipped if something has ``diverged``; return whether it was used."""
         self.tried[what] = self.tried.get(what, 0) + 1
         if diverged:
             self.skipped[what] = self.skipped.get(what, 0) + 1
@@ -52,7 +52,7 @@ class Outcomes:
         return not diverged
 
     def drain(self) -> Outcomes:
-        """Return the counts since the last call, and begin anew."""
+        """Return the counts since the last call, and reset them."""
         drained = Outcomes(self.tried, self.skipped, self.why)
         self.tried, self.skipped, self.why = {}, {}, {}
         return drained
@@ -66,7 +66,7 @@ class Outcomes:
             self.why.setdefault(what, f"in round {t}, {why}")
 
     def failure(self) -> str:
-        """Return why a whole run has done nothing: something was skipped each time. Empty if nothing was."""
+        """Return why a whole run had no effect: something was skipped every time. Empty if it had one."""
         failed = [what for what, count in self.skipped.items() if count == self.tried[what]]
         own = [what for what in failed if what != MESSAGES]  # if the peer itself diverges, its neighbors matter less
         texts = []

@@ -13,7 +13,7 @@ FILES = "files"
 
 
 def base_of(info: ValidationInfo) -> Path | None:
-    """The folder of the run file that is being read; None if options are not read from one."""
+    """Return the folder of the run file that is being read; None if options are not read from one."""
     base: Path | None = (info.context or {}).get("base")
     return base
 

@@ -20,8 +20,8 @@ def set_title(title: str) -> None:
 def has_title(command_line: str, title: str) -> bool:
     """Return whether a process has this title, which ends with a path.
 
-    A long one is cut off, within the path, where the process has no more room: that of its first arguments, and of
-    its environment if that was not changed before.
+    A long title is cut off within the path: a process has room for its first arguments, and for its environment if
+    that was not changed before.
     """
     found = command_line.rstrip("\0 ")
     shown = _encodable(title)
@@ -32,5 +32,5 @@ def has_title(command_line: str, title: str) -> bool:
 
 
 def _encodable(title: str) -> str:
-    """Return a title with ``?`` in place of surrogates: Python's signs for bytes of a path that are not UTF-8."""
+    """Return a title with ``?`` for surrogates, by which Python represents bytes of a path that are not UTF-8."""
     return title.encode(errors="replace").decode()

@@ -179,11 +179,11 @@ def check_name(name: object, kind: str) -> None:
     if not isinstance(name, str):
         raise mistake(f'write the name: @plugins.{kind}("my-{kind}")')
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9+_-]*", name):
-        raise mistake(f"{name!r} is no name: it should consist of letters, digits, '-', '_' and '+'")
+        raise mistake(f"{name!r} is not a name: it should consist of letters, digits, '-', '_' and '+'")
 
 
 def check_class(cls: Any, base: type[Any]) -> None:
-    """Check that a class derives from ``base``, and that its methods can be called as those of ``base`` are.
+    """Check that a class derives from ``base``, and that its methods can be called like the methods of ``base``.
 
     It must define the abstract ones. A base that lists others as ``required`` takes the place of ``base``.
     """
@@ -202,7 +202,7 @@ def check_class(cls: Any, base: type[Any]) -> None:
 
 
 def _called(cls: type[Any]) -> dict[str, str]:
-    """The public methods of a class and its constructor, unless that is generated, and what they are called with."""
+    """Return the parameters of the public methods of a class, and of its constructor unless that is generated."""
     found = {}
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         if not name.startswith("_") or (name == "__init__" and not dataclasses.is_dataclass(cls)):
@@ -227,14 +227,14 @@ def check_options(cls: type[Options]) -> None:
     try:
         cls.parse({name.removesuffix("_"): value for name, value in given.items()})
     except OptionErrors as errors:
-        # A problem without a path is one of several fields, some of which the user has to set.
+        # A problem without a path concerns several fields, of which the user may have to set some.
         if wrong := [problem for problem in errors.problems if problem.path and not problem.missing]:
             key = ".".join(map(str, wrong[0].path))
             raise mistake(f"{cls.__name__}.{key}: the default {wrong[0].message}") from None
 
 
 def _wrong_type(cls: type[Options], own: Sequence[str], error: Exception) -> str:
-    """Return which field has a type that is unknown, or none of a value in a run file."""
+    """Return which field has an unknown type, or a type that a run file cannot hold."""
     try:
         types = get_type_hints(cls, include_extras=True)
     except NameError as unknown:
@@ -245,7 +245,7 @@ def _wrong_type(cls: type[Options], own: Sequence[str], error: Exception) -> str
         except Exception:
             found = getattr(types[name], "__name__", types[name])
             return (
-                f"{cls.__name__}.{name}: {found} is no type for a run file; use bool, int, float, str, Literal, "
+                f"{cls.__name__}.{name}: {found} is not a type for a run file; use bool, int, float, str, Literal, "
                 "tuple, dict or combinations of them"
             )
     return f"{cls.__name__}: its fields are not understood: {' '.join(str(error).split())[:200]}"
@@ -268,31 +268,31 @@ def check_call(function: Any, parameters: str, otherwise: str = "") -> None:
 
 
 def location(function: Any) -> tuple[str, int]:
-    """File and line of a definition; of a class, those of its constructor."""
+    """Return file and line of a definition; for a class, of its constructor."""
     code = getattr(function, "__code__", None) or getattr(getattr(function, "__init__", None), "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code is not None else _user()
 
 
 def mistake(message: str, definition: Any = None) -> PluginError:
-    """An error at the line of ``definition``, or else of the decorator."""
+    """Return an error at the line of ``definition``, or else of the decorator."""
     code = getattr(definition, "__code__", None)
     file, line = (code.co_filename, code.co_firstlineno) if code is not None else _user()
     return PluginError(file, line, message)
 
 
 def _user() -> tuple[str, int]:
-    """File and line of the code that uses a decorator."""
+    """Return file and line of the code that uses a decorator."""
     frame = _user_frame()
     return frame.f_code.co_filename, frame.f_lineno
 
 
 def by_plugin() -> bool:
-    """Return whether a plug-in uses the decorator, or the user's program, rather than a module of this package."""
+    """Return whether a plug-in or the user's program uses the decorator, not a module of this package."""
     return not _is_builtin(_user_frame())
 
 
 def _user_frame() -> FrameType:
-    """The frame that uses a decorator: a plug-in's, or that of a built-in module."""
+    """Return the frame that uses a decorator, in a plug-in or in a built-in module."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_name != "<module>" and _is_builtin(frame):
         frame = frame.f_back

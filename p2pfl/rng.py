@@ -82,8 +82,8 @@ class Streams:
     def evaluation(self) -> Iterator[None]:
         """Seed all global generators, NumPy's and Python's too, for networks that predict and do not train.
 
-        Each block starts the stream anew: what a network that draws random numbers predicts depends on its parameters
-        and its inputs, not on earlier blocks, so that evaluations change nothing and can be repeated.
+        Each block restarts the stream. So predictions of a network that draws random numbers depend on its parameters
+        and inputs, not on earlier blocks: evaluations change nothing and can be repeated.
         """
         if self._evaluation is None:
             self._evaluation = self._start("evaluation")
@@ -157,7 +157,7 @@ def _global_rng(state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
                 torch.cuda.manual_seed(_next_number(state))
             yield after
             if devices and torch.equal(torch.get_rng_state(), state):
-                torch.randint(0, 2**62, ())  # drawn on the GPU only, whose next seed must be another one
+                torch.randint(0, 2**62, ())  # only the GPU has drawn; its next seed must differ
             after.append(torch.get_rng_state())
     finally:
         torch.set_rng_state(before)

@@ -1,6 +1,6 @@
 """Signals that ask a process to end: SIGTERM, SIGINT (Ctrl-C), and SIGHUP (its terminal has closed).
 
-Under ``nohup``, SIGHUP is ignored, and stays ignored: the run is to outlive its terminal.
+Under ``nohup``, SIGHUP stays ignored: the run should outlive its terminal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def asks_to_kill(received: Sequence[int]) -> bool:
 def handling(handler: Handler, numbers: Collection[signal.Signals] | None = None) -> Iterator[None]:
     """Install ``handler`` for these of the stop signals, by default all, and restore the previous ones at the end.
 
-    After a SIGHUP, the next ones do nothing: what follows the block is to end undisturbed.
+    After a SIGHUP, further ones do nothing, so that the code after the block ends undisturbed.
     """
     hung_up = False
 

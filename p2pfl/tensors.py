@@ -17,8 +17,8 @@ from p2pfl.errors import ModelError
 Tensors = Mapping[str, Tensor]
 
 LIMIT = 1e6
-"""Parameters, features and statistics of models that train are orders of magnitude below it; those of a model that
-diverges pass it in its last round before infinity, or the one before."""
+"""Parameters, features and statistics of models that train are orders of magnitude below it. A model that diverges
+passes it one or two rounds before infinity."""
 
 GROWTH = 1e3
 """A tensor that begins with entries above LIMIT / GROWTH has diverged where it exceeds GROWTH times the largest."""
@@ -47,8 +47,8 @@ def _frozen_names(module: nn.Module) -> frozenset[str]:
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that train, which peers exchange, detached and without a copy; no buffers.
 
-    Those that were frozen when the model was built are left out, and those that were frozen later are not, so that
-    peers exchange the same in all rounds.
+    Parameters that were frozen when the model was built are left out, and parameters that were frozen later are not:
+    so peers exchange the same ones in all rounds.
 
     Raises:
         ModelError: a parameter that was frozen trains now.
@@ -85,7 +85,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def constants_of(module: nn.Module) -> set[str]:
-    """Return the names of the persistent buffers that are no running statistics: masks, tables, counters."""
+    """Return the names of the persistent buffers that are not running statistics: masks, tables, counters."""
     return {name for name in buffers_of(module) if not is_statistic(name)}
 
 
@@ -211,7 +211,7 @@ def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
 
 
 def displacement(now: Tensors, before: Tensors) -> Tensors:
-    """Return now − before, as ``subtract``: in the memory of ``now``, but for types narrower than float32."""
+    """Return now − before, as ``subtract``; in the memory of ``now``, except for types narrower than float32."""
     return {name: difference(x, before[name], x if widened(x) is x else None) for name, x in now.items()}
 
 
@@ -257,11 +257,11 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialValues:
     """What a tensor was before it was trained, as far as its divergence is told from that.
 
     Attributes:
-        limit: the magnitude from which on a finite entry has diverged.
+        limit: a finite entry of this magnitude or more has diverged.
         nonfinite: how many entries were NaN, ∞ and −∞: a mask, a disabled bias. So many have not diverged.
     """
 
@@ -269,7 +269,7 @@ class Start:
     nonfinite: tuple[float, float, float] = (0, 0, 0)
 
     @classmethod
-    def of(cls, tensor: Tensor, *, constant: bool = False) -> Start:
+    def of(cls, tensor: Tensor, *, constant: bool = False) -> InitialValues:
         """Return what a tensor is before it is trained.
 
         Args:
@@ -289,19 +289,19 @@ class Start:
         return cls(max(LIMIT, GROWTH * largest), nonfinite)
 
 
-ORDINARY = Start()
+ORDINARY = InitialValues()
 
 
-def has_diverged(tensor: object, start: Start = ORDINARY) -> bool:
+def has_diverged(tensor: object, start: InitialValues = ORDINARY) -> bool:
     """Return whether more entries are NaN or infinite than at the start, or one is too large.
 
     In a float64 or complex tensor none is: it may hold sums, which can be large. The extra state of a module, which
-    may be no tensor, never diverges.
+    need not be a tensor, never diverges.
     """
     return diverged_entry(tensor, start) is not None
 
 
-def diverged_entry(tensor: object, start: Start = ORDINARY) -> float | None:
+def diverged_entry(tensor: object, start: InitialValues = ORDINARY) -> float | None:
     """Return an entry that has diverged, as ``has_diverged`` defines it; None if none has."""
     if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None

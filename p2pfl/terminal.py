@@ -36,7 +36,7 @@ _SIMILAR = {
     **dict(zip("▼▲ ░▒▓", "v^ .:=", strict=True)),
     **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True)),
 }
-"""What resembles symbols that this project prints, and some that its users may."""
+"""ASCII text that resembles symbols that this project or its users print."""
 
 
 def wants_color() -> bool:
@@ -54,7 +54,7 @@ def make_legible(*, one_column: bool = False) -> None:
 
 
 def encode_as_utf8() -> None:
-    """Write to standard streams, which are files of a run, in UTF-8 whatever the locale."""
+    """Write to standard streams, which are files of a run, in UTF-8 under any locale."""
     for name in ("stdout", "stderr"):
         _configure(name, "utf-8", "backslashreplace")
 
@@ -103,7 +103,7 @@ def _similar(letter: str) -> str:
 
 
 def _columns(letter: str) -> str:
-    """Return as many characters as the letter takes columns."""
+    """Return one character for each column of the letter."""
     found, wide = _similar(letter), 2 if unicodedata.east_asian_width(letter) in "WF" else 1
     return found if len(found) == wide else (found[-1] if letter in _SIMILAR else "?") * wide
 

@@ -103,7 +103,7 @@ def main(
     if file is None and (sets or run_id is not None):
         raise click.UsageError("--set and --run-id need --file; a run that exists has its settings and id")
     if log_options and file is None:
-        raise click.UsageError("the --log options need --file; those of a run are the options of `p2pfl launch`")
+        raise click.UsageError("the --log options need --file; for a run, give them to `p2pfl launch`")
     try:
         if file is not None:
             from peers.standalone import open_or_create
@@ -135,7 +135,7 @@ def main(
 
 
 def _has_finished(files: PeerFolder) -> bool:
-    """Whether the last process of the peer has finished the run, and none has started since."""
+    """Return whether the last process of the peer has finished the run, and none has started since."""
     result = files.result()
     return result is not None and result.phase == "finished"
 

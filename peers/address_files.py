@@ -14,7 +14,7 @@ from p2pfl.run_folder.files import write_atomically
 from peers.resolver import Resolver
 
 FEW = 32
-"""Peers whose files are looked for one by one."""
+"""Peers up to which files are looked for one by one."""
 SETTLED = 2.0
 """Seconds after which two changes of the folder have different timestamps: no file system's clock is coarser."""
 
@@ -81,12 +81,10 @@ class AddressFiles:
         return self._book.address_of(peer) or self._read(peer)
 
     def look(self, among: Collection[PeerId]) -> tuple[Collection[PeerId], Collection[PeerId]]:
-        """Return the peers that may have an address now, and those that the launcher has declared dead.
+        """Return the peers that may have an address now, and the peers that the launcher has declared dead.
 
-        Those of ``among`` are all that will be asked for.
-
-        Listing the folder is cheaper than looking for many of them. Looking for a few is cheaper in a large run: the
-        folder changes all the time while peers start, and each of them would read the names of all others.
+        Only peers in ``among`` matter. Listing the folder is cheaper than looking for many of them. Looking for a few
+        is cheaper in a large run: the folder changes all the time while peers start, and each would read all names.
         """
         if len(among) <= FEW:
             return among, [peer for peer in among if self._death_notice(peer).exists()]
@@ -102,7 +100,7 @@ class AddressFiles:
         return self._book.address_of(peer) is not None
 
     def is_withdrawn(self, peer: PeerId) -> bool:
-        """Return whether a peer that publishes its address has none published now.
+        """Return whether a peer that publishes its address has withdrawn it.
 
         It has not started, has finished or has failed; a killed or stopped peer leaves its address.
         """

@@ -38,7 +38,7 @@ DOMAIN = b"p2pfl"
 COUNT_INTERVAL = 1.0
 """Seconds between two checks of how many bytes each connection has received."""
 THOROUGH_INTERVAL = 15.0
-"""Seconds between two checks of which connections still exist. It takes several times as long."""
+"""Seconds between two checks of which connections still exist, which take several times as long."""
 _MIN_FRAMING = 2
 """Minimum overhead of a frame on the wire, in bytes."""
 _BYTES_RECEIVED = 128
@@ -258,7 +258,7 @@ _getsockopt = ctypes.CDLL(None).getsockopt
 
 
 def _bytes_received(descriptor: int) -> float:
-    """Return what a connection has received; infinity if the descriptor is none of a TCP connection (any more)."""
+    """Return the bytes that a connection has received; infinity if the descriptor is not a TCP connection."""
     size = ctypes.c_uint(len(_TCP_INFO))
     if _getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO, ctypes.byref(size)):
         return float("inf")

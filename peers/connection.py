@@ -1,9 +1,9 @@
-"""The edge to one neighbor: both its ends, the neighbor's address, loss and recovery, without sockets or a clock.
+"""The edge to one neighbor: both ends, the neighbor's address, loss and recovery, without sockets or a clock.
 
     connect, event, answered, want …  ──▶  Connection  ──▶  effects, and ``outgoing``: what is due for the socket
 
-``edge`` has the protocol's states; this adds whether the neighbor is there, has finished, or was declared dead.
-I/O thread only, but where noted.
+``edge`` has the protocol's states; this adds whether the neighbor is connected, has finished, or was declared dead.
+I/O thread only, unless noted.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from p2pfl import PeerId
-from p2pfl.errors import HandshakeError, WireError, WrongVersion
+from p2pfl.errors import HandshakeError, JournalError, WireError, WrongVersion
 from p2pfl.messaging import control
 from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Id, Refused, Want
-from p2pfl.messaging.edge import OPTIONAL_DELAY, Reader, Writer, WriterState
-from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState, chunk_length
+from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.wire import Buffer, Message
-from peers.context import Context
 from peers.delays import Delays
 from peers.effects import CaughtUp, Close, Deliver, Disconnected, Failed, Reconnected, Send, SocketEvent
+from peers.link_context import LinkContext
 
 CLOSE_TIMEOUT = 10.0
 """Maximum seconds to wait until a neighbor that has finished confirms the last Begin."""
@@ -35,7 +35,7 @@ class Connection:
         now: when the link starts, in seconds.
     """
 
-    def __init__(self, context: Context, peer: PeerId, now: float) -> None:
+    def __init__(self, context: LinkContext, peer: PeerId, now: float) -> None:
         self.peer = peer
         self.writer = Writer(context.endpoint.journal, peer, context.hello, context.new_number)
         self.reader = Reader(Id(context.endpoint.t, 0), context.budget, context.new_number)
@@ -52,19 +52,19 @@ class Connection:
         self.behind = False
         """The neighbor had more than ``transport.queue`` entries left to read when last looked at."""
         self.closing = False
-        """This peer leaves, and logs no more who else does."""
+        """This peer leaves, and no longer logs which neighbors leave."""
         self.refused = False
         """The neighbor has refused this peer."""
         self.due_at = math.inf
-        """When something will be due for the neighbor that waits for nothing but time."""
+        """When something for the neighbor is due that waits for time only."""
         self._context = context
         self._started_at = now
         self._delivered = 0
         """Bytes of the neighbor's messages that were passed to the event loop."""
         self._reported = 0
-        """Bytes of them that the algorithm had taken when Want was last sent."""
+        """Bytes of the neighbor's messages that the algorithm had taken when Want was last sent."""
         self._least_left = math.inf
-        """While closing: the fewest entries so far that the neighbor lacks, plus those that it may ask for again."""
+        """While closing: the fewest entries so far that the neighbor lacks or may ask for again."""
         self._progress_at = 0.0
         """While closing: when they last became fewer."""
         self._confirmed_address = ""
@@ -77,7 +77,7 @@ class Connection:
 
     @property
     def up(self) -> bool:
-        """Whether the neighbor is connected, and has said what it wants. On any thread."""
+        """Whether the neighbor is connected and has stated what it wants. On any thread."""
         return self.writer.state is WriterState.STREAMING
 
     @property
@@ -128,7 +128,9 @@ class Connection:
                     )
                     self.break_off(now)
                     return
-            yield [control.pack(message.control, run), *message.frames]
+            if (content := _content(message, endpoint.journal, self.peer)) is None:
+                break
+            yield [control.pack(message.control, run), *content]
             self.writer.sent(message)
         self._note_progress()
 
@@ -151,17 +153,17 @@ class Connection:
         return self._context.endpoint.mailbox.taken_bytes[self.peer] - self._reported
 
     def _note_progress(self) -> None:
-        """Say when the neighbor catches up, if it is waited for."""
+        """Report that a neighbor that is waited for has caught up."""
         if self.behind and not self.is_behind():
             self.behind = False
             self._context.news.append(CaughtUp())
 
     def is_behind(self) -> bool:
-        """Whether the neighbor is there, and has too many entries left to read. On any thread."""
+        """Return whether the neighbor is connected and has too many entries left to read. On any thread."""
         return self.entries_left() > self._context.transport.queue
 
     def entries_left(self) -> int:
-        """Return how many entries the neighbor, if it is there, has left to read. On any thread."""
+        """Return how many entries the neighbor has left to read; 0 if it has disconnected. On any thread."""
         return 0 if self.disconnected else self._context.endpoint.journal.waiting(self.peer, self.writer.position)
 
     # ---- connecting
@@ -215,11 +217,8 @@ class Connection:
             self._refused("it does not accept this peer's key; compare the public keys on both sides")
         elif event == "unproven" and self._unproven_address != self.address:
             self._unproven_address = self.address
-            log.warning(
-                "CURVE handshake failed peer=%d address=%s: wrong key, only one side uses keys, or the port "
-                "belongs to another process",
-                *(self.peer, self.address),
-            )
+            text = "wrong key, only one side uses keys, or the port belongs to another process"
+            log.warning("CURVE handshake failed peer=%d address=%s: %s", self.peer, self.address, text)
 
     def answered(self, frames: Sequence[Buffer], *, fixed: bool) -> None:
         """Handle an answer to this socket.
@@ -276,7 +275,7 @@ class Connection:
     def deliver(self, message: Message) -> None:
         """Pass a message of the neighbor on to the event loop."""
         if self.disconnected and self.up:
-            self._reached()  # its Want came before the Hello by which it returned
+            self._reached()  # its Want has arrived before its new Hello
         self._delivered += message.cost
         self._context.news.append(Deliver(message))
 
@@ -295,7 +294,7 @@ class Connection:
         self._drop_old()
 
     def _drop_old(self) -> None:
-        """Keep only two rounds for a neighbor that is gone, in case it returns."""
+        """Keep only two rounds for a neighbor that was declared dead, in case it returns."""
         if (t := self._context.endpoint.t) < FOREVER:
             self._drop(t - 1, declared_dead=True)
 
@@ -313,10 +312,10 @@ class Connection:
             self._disconnect(finished=True)
 
     def neighbor_returned(self) -> None:
-        """Handle a Hello after the last Begin: the neighbor may have failed, and go on. It has missed this round.
+        """Handle a Hello after the last Begin: the neighbor may have failed and resumed. It has missed this round.
 
-        If it has finished nevertheless, its last Begin follows again. It counts as disconnected until its next Want,
-        or its next entry if it has a connection.
+        If it has finished, its last Begin follows again. It counts as disconnected until its next Want, or its next
+        entry if it has a connection.
         """
         if (t := self._context.endpoint.t) < FOREVER:
             self.writer.reader_finished = False
@@ -333,9 +332,9 @@ class Connection:
         """Return whether closing must wait, because the neighbor still needs something from this peer.
 
         Args:
-            finished: this peer has finished all rounds; otherwise it failed, and what it keeps is of no use.
+            finished: this peer has finished all rounds; otherwise it failed, and what it keeps is useless.
             closing_for: seconds since closing began.
-            is_withdrawn: whether a peer that publishes its address has none published now.
+            is_withdrawn: whether a peer has withdrawn its published address.
         """
         endpoint = self._context.endpoint
         needs = finished and endpoint.journal.keeps_for(self.peer)
@@ -346,15 +345,15 @@ class Connection:
             return needs or not confirmed
         if self.reader.finished or self.disconnected:
             return False
-        # The neighbor may have finished before this process started, or start only now: there may be rounds, even
-        # all, in which this peer needs nothing of it.
+        # The neighbor may have finished before this process started, or start only now, since there may be rounds in
+        # which this peer needs nothing of it.
         existed = self.was_reached or self.address or self.peer in endpoint.received_from
         if existed and is_withdrawn(self.peer):
             return False
         return self.was_reached or (needs and closing_for < self._context.transport.give_up)
 
     def waits_without_progress(self, now: float) -> float:
-        """Return the seconds, while closing, for which the neighbor has confirmed nothing more, nor saved it."""
+        """Return for how many seconds of closing the neighbor has neither confirmed nor saved anything more."""
         journal = self._context.endpoint.journal
         left = journal.waiting(self.peer, BEFORE) + journal.waiting(self.peer, self.writer.confirmed)
         if left < self._least_left:
@@ -362,10 +361,30 @@ class Connection:
         return now - self._progress_at
 
     def forget_progress(self) -> None:
-        """Note that this peer does not wait for the neighbor now: if it returns, its time begins anew."""
+        """Note that this peer does not wait for the neighbor now: if it returns, its time starts again."""
         self._least_left = math.inf
 
 
 def _printable(text: str) -> str:
     """Sanitize another process's text for the log: one line of at most 300 characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:300])
+
+
+def _content(message: Outgoing, journal: Journal, to: PeerId) -> list[Buffer] | None:
+    """Return the frames that follow the envelope; None if the entry was dropped at this moment.
+
+    Raises JournalError if the journal has lost the body.
+    """
+    entry, described = message.entry, message.control
+    if entry is None or not isinstance(described, Entry):
+        return []
+    header: list[Buffer] = [] if described.offset else [entry.header]
+    if described.segment or not entry.size:
+        return header
+    try:
+        return [*header, journal.read(entry, described.offset, chunk_length(entry.size, described.offset))]
+    except OSError as error:
+        found = journal.after(to, entry.id)
+        if found is not None and found[0] is entry:  # a user has deleted the file
+            raise JournalError(to, error) from error
+        return None  # the neighbor does not need it any more

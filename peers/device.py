@@ -10,7 +10,7 @@ import torch
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.schema import RunFile
-from p2pfl.session.gpus import NO_GPU, peers_at_once, slice_of
+from p2pfl.session.gpus import NO_GPU, peers_at_once, slices
 
 
 def claim_device(run: RunFile, me: PeerId) -> torch.device:
@@ -28,7 +28,7 @@ def claim_device(run: RunFile, me: PeerId) -> torch.device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     index = me % gpus
     torch.cuda.set_device(index)
-    torch.cuda.set_per_process_memory_fraction(slice_of(run, me, gpus).memory, index)
+    torch.cuda.set_per_process_memory_fraction(slices(run, gpus)[index].memory, index)
     return torch.device("cuda", index)
 
 

@@ -31,7 +31,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the socket, whose address the connection has dropped, and look for the neighbor's address again."""
+    """Close the socket, and look for the neighbor's address again."""
 
     peer: PeerId
 

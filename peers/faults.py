@@ -102,7 +102,7 @@ class Injector(Faults):
                 del self._timers[fault.name]
 
     def _kill_or_pause(self, fault: PlannedFault) -> None:
-        duration = f" seconds={fault.seconds:g}" * bool(fault.seconds)
+        duration = f" seconds={fault.seconds:g}" if fault.seconds else ""
         self._log.warning("fault injected: %s t=%d%s", fault.what, fault.t, duration)
         try:
             self._record(asdict(fault))
@@ -156,4 +156,5 @@ def _is_over(partition: Partition, t: int) -> bool:
 
 
 def _some(peers: frozenset[PeerId]) -> str:
-    return f"{len(peers)} peers ({', '.join(map(str, sorted(peers)[:8]))}{', …' * (len(peers) > 8)})"
+    more = ", …" if len(peers) > 8 else ""
+    return f"{len(peers)} peers ({', '.join(map(str, sorted(peers)[:8]))}{more})"

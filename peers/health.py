@@ -3,7 +3,7 @@
     {"peer": 3, "phase": "training", "t": 12, …, "links_up": 6, "links": 7}
 
 A peer answers even while training blocks its event loop for minutes. It does not answer if it is dead or stopped, or
-if its I/O thread hangs, regardless of its status file. Any process with write permission on the socket can connect
+if its I/O thread hangs, whatever its status file says. Any process with write permission on the socket can connect
 and gets the answer; the peer reads nothing.
 """
 

@@ -1,7 +1,7 @@
 """The host process: one on each host of a run on several hosts. It forks the peers there, like the warm process.
 
-It takes no part in training. The launcher reaches it by one ordered pair of byte streams, whatever started it: lines
-of JSON on stdin and stdout. Before "load" it imports no torch, so that problems are reported at once.
+It takes no part in training. However it was started, the launcher reaches it by a pair of byte streams: lines of
+JSON on stdin and stdout. Before "load" it imports no torch, so that problems are reported at once.
 
     ← {"event": "hello", "protocol": 1, "versions": {…}, "code": "<hash>", "address": "10.0.0.2" | null,
        "hostname": "beta", "cores": 8}
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 """Version of the requests and events."""
 TOKEN = ".launcher"
-"""A file in the launcher's run folder: hosts that find it have the same folder."""
+"""A file in the launcher's run folder: hosts that find it share that folder."""
 INTERVAL = 0.25
 """Seconds between two looks at the peers' files."""
 MAX_LOAD = 0.02
@@ -178,7 +178,7 @@ class HostProcess:
         return 0
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Report an event, unless the launcher has gone."""
+        """Report an event, unless the launcher has disconnected."""
         self._sent_at = monotonic()
         line = memoryview((json.dumps(event) + "\n").encode())
         while line and self._connected:  # a signal, e.g. of an exited child, interrupts a long write
@@ -222,7 +222,7 @@ class HostProcess:
     # ---- requests --------------------------------------------------------------------------------------------
 
     def _do_open(self, folder: str, run: str, token: str, peers: Sequence[PeerId], have: Mapping[str, int]) -> None:
-        """Open or create the folder of the run for ``peers``, and report those that run already.
+        """Open or create the folder of the run for ``peers``, and report which of them run already.
 
         Args:
             run: the id of the run.

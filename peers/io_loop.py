@@ -23,8 +23,8 @@ from p2pfl.messaging.deadline import STALL
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.run_file.addresses import leads_here, split
 from peers.connection import Connection
-from peers.context import Context
 from peers.effects import Close, Failed, Look, News, Refuse, Send
+from peers.link_context import LinkContext
 from peers.receiver import Receiver
 from peers.sockets import Sockets, Turns
 from peers.zmq_sockets import ZmqDealer, ZmqRouter
@@ -34,11 +34,11 @@ MESSAGES_PER_TURN = 256
 TICK = 0.1
 """Seconds between two checks of the connections while some are down."""
 SLOW_TICK = 1.0
-"""Minimum seconds between two checks of the neighbors that are connected, and of those that are down for long."""
+"""Minimum seconds between two checks of neighbors that are connected, or have been down for ``LONG``."""
 CHECKS_PER_SECOND, CHECKS_OF_DOWN_PER_SECOND = 16, 256
 """Maximum checks of neighbors in a second: with many that are connected, or down, each is checked less often."""
 LONG = 10.0
-"""Seconds after which a neighbor that is down is looked for less often. Its HELLO has it looked for at once."""
+"""Seconds after which a neighbor that is down is looked for less often; its Hello triggers a look at once."""
 STALE = 2.0
 """Seconds without an answer after which an address is read again: its peer may have restarted elsewhere."""
 OVERDUE = 20.0
@@ -46,12 +46,12 @@ OVERDUE = 20.0
 NAMED = 8
 """Most neighbors that the log names then."""
 REFUSAL_PERIOD = 1.0
-"""Seconds for which a peer whose handshake has failed keeps refusing its neighbors' handshakes before it closes."""
+"""Seconds for which a peer refuses its neighbors' handshakes, after its own has failed, before it closes."""
 Leaving = Literal["finished", "failed", "stopped"]
 
 
 class IoLoop:
-    """The I/O loop. I/O thread only, once it runs, but for ``submit`` and where noted.
+    """The I/O loop. Once it runs, I/O thread only, except ``submit`` and where noted.
 
     Args:
         context: shared with the connections and the receiver.
@@ -59,7 +59,7 @@ class IoLoop:
         hear: called on the event loop's thread with the news of a turn, in order.
     """
 
-    def __init__(self, context: Context, world: Sockets, hear: Callable[[list[News]], None]) -> None:
+    def __init__(self, context: LinkContext, world: Sockets, hear: Callable[[list[News]], None]) -> None:
         self.context = context
         self.world = world
         self.hear = hear
@@ -78,8 +78,8 @@ class IoLoop:
         """Submitted by the event loop and by timers of injected faults."""
         self._submitting = threading.Lock()
         self._pump_at: dict[PeerId, float] = {}
-        """When something is due for these neighbors that waits for time only. One look at it a turn: a turn must not
-        cost more the more neighbors there are, since each of them brings turns."""
+        """When something is due for these neighbors that waits for time only. Looked at once a turn: the cost of a
+        turn must not grow with the number of neighbors, each of which causes turns."""
         self._started_at = 0.0
         self._seen_addresses = 0
         """``addresses.version()`` when addresses were last read; 0: read them at the next check."""
@@ -290,8 +290,9 @@ class IoLoop:
         hint = next(filter(None, map(self._loopback_hint, named)), "")
         others = f" and {len(connections) - NAMED} others" if len(connections) > NAMED else ""
         addresses = self.world.addresses
-        unwritten = any(addresses.given(each.peer) is None for each in connections)
-        where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it" * unwritten
+        where = ""
+        if any(addresses.given(each.peer) is None for each in connections):
+            where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it"
         self.log.info("neighbors not reached yet: %s%s%s%s", ", ".join(names), others, where, hint)
 
     def _describe_address(self, connection: Connection) -> str:
@@ -301,7 +302,7 @@ class IoLoop:
         return connection.address if connection.address == given else f"{connection.address} (given as {given})"
 
     def _loopback_hint(self, connection: Connection) -> str:
-        """Say why a peer on another host is not found at an address of this one, e.g. 127.0.1.1 of Debian's hosts."""
+        """Return why a peer on another host is not found at an address of this one, e.g. Debian's 127.0.1.1."""
         try:
             host = split(connection.address or "")[0]
         except ValueError:  # unknown, or not of TCP
@@ -316,7 +317,7 @@ class IoLoop:
         )
 
     def _look_for_addresses(self, down: list[Connection], now: float) -> None:
-        """Connect to neighbors whose address has appeared or changed; do not wait for those declared dead."""
+        """Connect to neighbors with a new address; do not wait for neighbors that were declared dead."""
         addresses = self.world.addresses
         version = addresses.version()
         if version and version == self._seen_addresses:
@@ -371,7 +372,7 @@ class IoLoop:
                 waiting.append(each)
             else:
                 each.forget_progress()
-        # One that is many rounds behind is not left while it makes progress.
+        # A neighbor that is many rounds behind may take its time while it makes progress.
         idle = [each for each in waiting if each.waits_without_progress(self.now()) > self.context.transport.deadline]
         if len(idle) < len(waiting):
             return False

@@ -1,7 +1,7 @@
 """``python -m peers.keys FOLDER 0 1 2 …``: generate key pairs, for `p2pfl keys new`.
 
-With ``--check``, check that private keys match public ones, for `p2pfl launch`. This is a process of its own because
-generating and checking keys needs ZeroMQ, which the launcher does not import.
+With ``--check``, check that private keys match public ones, for `p2pfl launch`. This is a separate process,
+because generating and checking keys needs ZeroMQ, which the launcher does not import.
 """
 
 from __future__ import annotations

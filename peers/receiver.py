@@ -15,20 +15,21 @@ from p2pfl.messaging.control import FOREVER, FROM_WRITER, Entry, Hello, Id, Noth
 from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.edge import chunk_length
 from p2pfl.messaging.wire import Buffer, Plan
+from p2pfl.session.body_files import NeighborJournals
 from peers.connection import Connection
-from peers.context import Context
 from peers.effects import Look, Lost, NothingComes, Refuse, Send
-from peers.journal_files import NeighborJournals
+from peers.link_context import LinkContext
 
 SENT = (*FROM_WRITER, Want)
 """What peers send on their DEALER; a ROUTER answers with Refused only."""
 USELESS_RATE = 1000.0
-"""Useless messages read per second over all connections; the burst: invalid ones, duplicates, control, of unknown
-senders, of rounds that are over, and Begins of later rounds than the next. All others are limited by the window, or
-by the rounds of this peer.
+"""Useless messages read per second over all connections; also the burst.
 
-Well-behaved neighbors send more only in bursts, which are then read at this rate: to a peer that was away, up to
-``transport.queue`` messages of each that are too late, and where rounds wait for Begins, all since its checkpoint.
+Useless are invalid messages, duplicates, control, messages of unknown senders or of past rounds, and Begins of rounds
+after the next. The window or this peer's rounds limit all other messages.
+
+Well-behaved neighbors exceed the rate only in bursts, which are then read at this rate. To a peer that was away, each
+sends up to ``transport.queue`` late messages; where rounds wait for Begins, all messages since its checkpoint.
 """
 PAUSE = 0.05
 """Minimum seconds for which the ROUTER is not read after too many useless messages."""
@@ -36,7 +37,7 @@ PAUSE = 0.05
 
 @dataclass
 class _Assembly:
-    """An entry of which some chunks have arrived."""
+    """An entry with some chunks still missing."""
 
     epoch: int
     id: Id
@@ -57,7 +58,7 @@ class Receiver:
     """
 
     def __init__(
-        self, context: Context, connections: Mapping[PeerId, Connection], journals: NeighborJournals, now: float
+        self, context: LinkContext, connections: Mapping[PeerId, Connection], journals: NeighborJournals, now: float
     ) -> None:
         self.paused = False
         """There were too many useless messages: do not read any until ``end_pause``."""
@@ -157,7 +158,7 @@ class Receiver:
                 raise Unexpected("a reference that was not asked for")
         except WireError:
             reader.passed(entry.id, length, min(entry.size, limit))  # the writer counts it too
-            self._useless_left -= length / 1024  # it has been read in vain
+            self._useless_left -= length / 1024  # reading it was wasted
             raise
         if entry.segment:
             try:
@@ -209,7 +210,7 @@ class Receiver:
     ) -> None:
         connection.reader.passed(id, plan.header, plan.size)
         message = plan.message(id.t, connection.peer, body)
-        if body is not None and in_place:  # decoding has read all of it; from here on, the method may modify it
+        if body is not None and in_place:  # decoding has read it, and nothing has modified it yet
             self._journals.forget(body)
         message = self._context.endpoint.converted(message)
         if id.t == FOREVER:

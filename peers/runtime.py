@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any, TextIO
 
 from p2pfl import PeerId
-from p2pfl.data import Dataset, Subset
 from p2pfl.errors import (
     AlreadyRunning,
     Diverged,
@@ -34,25 +33,22 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import allow_many_files
 from p2pfl.run_folder.folder import Phase, RunFolder, Status
 from p2pfl.run_folder.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
-from p2pfl.session.body_files import FileStore
-from p2pfl.session.build import frozen_digest, load_data
+from p2pfl.session.body_files import FileStore, NeighborJournals
+from p2pfl.session.build import RunData, frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
+from p2pfl.session.free_memory import free_heap
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.session import Runtime, Session, Stopped
 from p2pfl.stop_signals import handling, stop_signals
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
-from peers.free_memory import free_heap
 from peers.health import Health
 from peers.io_loop import Leaving
-from peers.journal_files import NeighborJournals
 from peers.keys import read_keys
 from peers.slots import HostSlot
 from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
-
-Data = tuple[Dataset, Sequence[Subset]]
 
 NAMED = 8
 """Most neighbors that the log names at the start."""
@@ -62,7 +58,7 @@ def run_peer(
     folder: RunFolder,
     me: PeerId,
     run: Run | None = None,
-    data: Data | None = None,
+    data: RunData | None = None,
     report_error: Callable[[str], None] = lambda text: None,
     echo: TextIO | None = None,
 ) -> int:
@@ -76,7 +72,7 @@ def run_peer(
             opened.
 
     Returns:
-        The exit code: 0 if finished or stopped, 1 if failed, or that of the error (``P2pflError.exit_code``).
+        The exit code: 0 if finished or stopped, 1 or ``P2pflError.exit_code`` if failed.
     """
     set_title(f"p2pfl peer {me} {folder.root}")
     files = folder.peer(me)
@@ -104,7 +100,7 @@ def run_peer(
         return AlreadyRunning.exit_code
 
     def write_status(phase: Phase, error: str = "") -> None:
-        """Say what this peer does now; what it, or an earlier process, has achieved stays."""
+        """Write what this peer does now; keep what it, or an earlier process, has achieved."""
         now = Status(me, os.getpid(), phase, error=error, since=monotonic())
         if (last := files.status()) is not None:
             kept = ["t", "rounds_done", "bytes_out", "bytes_in", "messages_out", "starts"]
@@ -144,7 +140,7 @@ def run_peer(
         close_logger(log)
 
 
-async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging.Logger) -> int:
+async def _run(folder: RunFolder, me: PeerId, run: Run, data: RunData, log: logging.Logger) -> int:
     allow_many_files()
     device = claim_device(run.file, me)
     slots, prefix = slots_on(run.file, device)
@@ -156,7 +152,6 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
             transport.wait_policy,
             HostSlot(folder.slots, slots, prefix),
             log,
-            pid=os.getpid(),
             alone=True,
             store=store,
         )
@@ -180,16 +175,14 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         await link.start()
         leaving: Leaving = "stopped"  # also after an unexpected error: neighbors wait for a restart
         try:
+            algorithm, more = session.algorithm, [f"listens at {link.bound}"]
+            if keys is not None:
+                more.append("encrypted (CURVE)")
+            more += [f"neighbors {_short(session.endpoint.neighbors)}", f"process {os.getpid()}"]
             log.info(
-                "started peer=%d/%d algorithm=%s model=%s device=%s samples=%d address=%s",
-                *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
-                *(len(session.algorithm.data.train), link.address),
-                extra=details(
-                    f"listens at {link.bound}",
-                    *(["encrypted (CURVE)"] if keys is not None else []),
-                    f"neighbors {_short(session.endpoint.neighbors)}",
-                    f"process {os.getpid()}",
-                ),
+                f"started peer={me}/{run.peers} algorithm={algorithm.name} model={algorithm.model.name} "
+                f"device={device} samples={len(algorithm.data.train)} address={link.address}",
+                extra=details(*more),
             )
             if keys is None and not is_loopback(transport.host):
                 log.warning(
@@ -211,8 +204,8 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
 async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: logging.Logger) -> None:
     """Close the link. If ``stopped``, a peer that has ended does not wait until its neighbors have its last messages.
 
-    Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again. (For
-    a failed one, whose restart would fail too, they wait until they declare it dead.)
+    Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again. They
+    wait for a failed peer, whose restart would fail too, until they declare it dead.
     """
     free_heap()
     closing, stop = asyncio.ensure_future(link.close(leaving)), asyncio.ensure_future(stopped.wait())
@@ -221,7 +214,7 @@ async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: l
     if leaving != "stopped" and not closing.done():
         closing.cancel()
         await asyncio.wait((closing,))
-        later = "; they get them when this peer is started again" * (leaving == "finished")
+        later = "; they get them when this peer is started again" if leaving == "finished" else ""
         log.info("stopped before all neighbors had the last messages%s", later)
         await link.close("stopped")
     else:

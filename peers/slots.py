@@ -3,7 +3,7 @@
 Peers queue in the kernel for one lock, the turnstile. Its holder takes the first free slot; if there is none, it
 sleeps until the kernel reports one. Nothing polls.
 
-A slot is a FIFO. To hold it is to have it open for writing, with an exclusive lock on that descriptor. Closing the
+A slot is a FIFO. Its holder has it open for writing, with an exclusive lock on that descriptor. Closing the
 descriptor frees the slot, and if the peer dies, the kernel closes it. Either way the kernel drops the lock and then
 reports a hang-up to those who have the FIFO open for reading, so that a hang-up means a slot that can be locked.
 """
@@ -22,7 +22,7 @@ from weakref import WeakSet
 from p2pfl.errors import UnsuitableFileSystem
 from p2pfl.file_locks import RUN_FOLDER, lock
 from p2pfl.run_folder.files import write_errors
-from peers.free_memory import free_heap
+from p2pfl.session.free_memory import free_heap
 
 NO_FIFOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 """How file systems without FIFOs refuse to create one, e.g. FAT and some in user space."""
@@ -90,7 +90,7 @@ class HostSlot:
         if self._held is not None:
             os.close(self._held)
             self._held = None
-            free_heap()  # whoever computes next can use it
+            free_heap()  # for the peer that computes next
 
 
 _SLOTS: WeakSet[HostSlot] = WeakSet()
@@ -111,7 +111,7 @@ class _Turnstile:
     The kernel's queue has no way to withdraw from it. The thread of a request that was withdrawn stays, and unlocks
     at once when its turn comes; a new request before that takes its place in the queue. It does not delay the exit.
 
-    Where the lock fails, nobody queues: the slots have locks of their own.
+    Where the lock fails, no peer queues: each slot has a lock too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -176,7 +176,7 @@ def _open_fifo(path: Path) -> int:
 
 def _try_to_hold(reader: int, path: Path) -> int | None:
     """Take the slot that ``reader`` reads if it is free. Return the descriptor that holds it."""
-    # Opened anew: a copy of the descriptor would share its lock. Not by the path: the folder may have been removed.
+    # Open it again, since a copy of the descriptor would share its lock. The path may have been removed.
     slot = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         locked = lock(slot, path)

@@ -24,10 +24,10 @@ from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.run_file.addresses import IN_USE, is_ipv6, join
 from p2pfl.run_file.schema import Transport
 from p2pfl.run_folder.key_files import Keys
+from p2pfl.session.body_files import NeighborJournals
 from peers.address_files import AddressFiles
 from peers.admission import KeyAuthenticator
 from peers.health import Health
-from peers.journal_files import NeighborJournals
 from peers.limited_log import LimitedLog
 from peers.resolver import Resolver
 from peers.zmq_sockets import SocketContext, ZmqDealer, ZmqRouter, sockets_for
@@ -44,7 +44,7 @@ class Sockets:
         addresses: folder in which each peer publishes its address while it runs.
         transport: the run file's section.
         log: receives a line for each refused connection or message.
-        journals: where this peer's journal is, and those of neighbors on this host.
+        journals: of this peer, and of neighbors on this host.
         keys: None disables encryption and authentication.
         health: answers health checks on this host; None disables them.
     """

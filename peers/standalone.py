@@ -25,7 +25,7 @@ from p2pfl.run_folder.run_info import derive_run_id, describe_run
 def open_or_create(
     file: Path, root: Path, me: PeerId, run_id: str | None = None, sets: Sequence[str] = ()
 ) -> tuple[RunFolder, Run]:
-    """Create a run folder for peer ``me`` alone, or open the one that an earlier process of the peer has created.
+    """Create a run folder for peer ``me`` alone, or open the folder of an earlier process of the peer.
 
     In between, ``file`` may have changed in keys that do not affect the run's result, such as addresses. Raises
     RunFileError, RunFolderError, WriteError.

@@ -9,12 +9,12 @@ are lines of JSON:
     → {"event": "exited", "peer": 0, "code": 0, "error": ""}    negative code: killed by that signal;
                                                     error: the peer's error message
 
-Events go to what was stdout at the start; what plug-ins print goes to stderr, and that of a peer to its output file.
+Events go to what was stdout at the start; what plug-ins print goes to stderr, and in a peer to its output file.
 
 The process takes no part in training. When its stdin closes, it waits for its children and exits; if it is killed,
 they continue.
 
-It computes with one thread: a library that has started threads before a fork waits for them forever after it. Forked
+It computes with one thread: after a fork, a library waits forever for threads that it has started before. Forked
 peers set the number of their threads.
 """
 
@@ -46,11 +46,11 @@ from p2pfl.rng import Streams
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.build import RunData, load_data, make_algorithm
+from p2pfl.session.free_memory import forget_files, free_heap
 from p2pfl.stop_signals import nothing, stop_signals
 from p2pfl.terminal import encode_as_utf8
-from peers.free_memory import forget_files, free_heap
-from peers.runtime import Data, run_peer
+from peers.runtime import run_peer
 
 MAX_ERROR = 4096
 """Bytes of a peer's error message."""
@@ -86,7 +86,7 @@ def serve() -> int:
 
 
 def _has_client() -> bool:
-    """Return whether somebody still holds the other end of stdin."""
+    """Return whether a process still holds the other end of stdin."""
     poll = select.poll()
     poll.register(0, 0)  # a hang-up is always reported
     return not poll.poll(0)
@@ -115,7 +115,7 @@ class Forks:
         self._before_exit = before_exit
         self.children: dict[int, tuple[PeerId, mmap.mmap]] = {}
         """{process id: (peer, its error message)}"""
-        self._known: dict[tuple[Path, bytes], tuple[Run, Data]] = {}
+        self._known: dict[tuple[Path, bytes], tuple[Run, RunData]] = {}
         """The last run by its run file, for restarted peers."""
 
     def send(self, event: dict[str, Any]) -> None:
@@ -131,8 +131,8 @@ class Forks:
     ) -> None:
         """Fork peers of the run in the folder ``root``; each closes the descriptors ``close``.
 
-        None is forked once ``is_wanted()`` is false: loading the run and its data may take minutes, in which the
-        launcher may end and `p2pfl stop` find nothing to stop.
+        None is forked once ``is_wanted()`` is false: the run and its data may load for minutes; if the launcher ends
+        meanwhile, `p2pfl stop` finds nothing to stop.
         """
         try:
             folder = RunFolder.open(root)
@@ -163,7 +163,7 @@ class Forks:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _fork(
-        self, folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, close: tuple[int, ...]
+        self, folder: RunFolder, peer: PeerId, run: Run | None, data: RunData | None, close: tuple[int, ...]
     ) -> None:
         message = mmap.mmap(-1, MAX_ERROR)
         try:
@@ -181,7 +181,7 @@ class Forks:
         self.children[pid] = peer, message
         self.send({"event": "started", "peer": peer, "pid": pid})
 
-    def load(self, folder: RunFolder) -> tuple[Run, Data]:
+    def load(self, folder: RunFolder) -> tuple[Run, RunData]:
         """Load the run and its data, unless that was done before. Raises P2pflError."""
         file = folder.root, folder.run_file.read_bytes()
         if file not in self._known:
@@ -207,11 +207,13 @@ class Forks:
 
 
 def _why_not_forked(error: OSError) -> str:
-    limit = "; the limit on processes is reached: see `ulimit -u` and pids.max of the control group"
-    return f"cannot be forked: {error.strerror}{limit * (error.errno == errno.EAGAIN)}"
+    text = f"cannot be forked: {error.strerror}"
+    if error.errno == errno.EAGAIN:
+        text += "; the limit on processes is reached: see `ulimit -u` and pids.max of the control group"
+    return text
 
 
-def _import_what_peers_import(run: Run, data: Data) -> None:
+def _import_what_peers_import(run: Run, data: RunData) -> None:
     """Build and drop one peer of each architecture, so that forked peers share its imports."""
     first_of = {architecture(run.file.models.group, peer): peer for peer in reversed(range(run.peers))}
     for peer in first_of.values():
@@ -220,7 +222,7 @@ def _import_what_peers_import(run: Run, data: Data) -> None:
     np.unique([])  # its first call, in an evaluation, imports numpy.ma
 
 
-def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, message: mmap.mmap) -> None:
+def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: RunData | None, message: mmap.mmap) -> None:
     """Turn this fresh fork into a peer, and never return. ``message`` receives its error message."""
     code = 1
 

@@ -25,16 +25,17 @@ from p2pfl.messaging.control import FOREVER, Hello
 from p2pfl.messaging.deadline import Deadline
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.link import Link
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
-from peers.context import Context
 from peers.effects import CaughtUp, Deliver, Disconnected, Failed, Lost, News, NothingComes, Reconnected
 from peers.io_loop import IoLoop, Leaving
 from peers.limited_log import LimitedLog
+from peers.link_context import LinkContext
 from peers.sockets import Sockets
 
 
-class ZmqLink:
+class ZmqLink(Link):
     """A Link over sockets. ``await start()`` before use; ``await close()`` at the end.
 
     Args:
@@ -65,7 +66,9 @@ class ZmqLink:
         self._caught_up = asyncio.Event()
         hello = Hello(config_hash, *(world.journals.own if transport.same_host else ("", "")))
         limited_log = LimitedLog(log, world.now)
-        self.context = Context(endpoint, transport, faults or LinkFaults(), hello, world.new_number, log, limited_log)
+        self.context = LinkContext(
+            endpoint, transport, faults or LinkFaults(), hello, world.new_number, log, limited_log
+        )
         self.io = IoLoop(self.context, world, self._hear)
         endpoint.max_message = transport.max_message
         endpoint.mailbox.on_block = self._ask_for_more
@@ -98,9 +101,9 @@ class ZmqLink:
             if self.endpoint.failure is not None:
                 raise self.endpoint.failure
             if not await deadline.allows(self._caught_up.wait()):
+                names, queue, deadline_s = ",".join(map(str, waiting)), self.transport.queue, self.transport.deadline
                 self.log.warning(
-                    "neighbors do not keep up peers=%s queue=%d deadline=%g: sending on",
-                    *(",".join(map(str, waiting)), self.transport.queue, self.transport.deadline),
+                    "neighbors do not keep up peers=%s queue=%d deadline=%g: sending on", names, queue, deadline_s
                 )
                 return
 

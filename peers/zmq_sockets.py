@@ -29,7 +29,7 @@ CONNECT_TIMEOUT = 5.0
 RECONNECT_TIMEOUT = 1.0
 """Maximum seconds for libzmq to report that it reconnects."""
 EXTRA_CONNECTIONS = 64
-"""Connections allowed beyond those of the neighbors."""
+"""Connections allowed in addition to the neighbors'."""
 UNREAD_ALLOWANCE = 1 << 26
 """Bytes allowed in flight on a connection beyond full queues: kernel buffers, framing, heartbeats."""
 CURVE_OVERHEAD = 64
@@ -87,7 +87,7 @@ class SocketContext:
     """What the sockets of a peer share.
 
     Attributes:
-        me, neighbors: this peer, and those that connect to it.
+        me, neighbors: this peer, and the peers that connect to it.
         keys: None disables encryption and authentication.
         limited_log: receives a line for each refused connection or message.
         now: the clock, in seconds.
@@ -113,7 +113,7 @@ class SocketContext:
         return socket
 
     def close(self, socket: zmq.Socket[bytes]) -> None:
-        socket.disable_monitor()  # before its monitor is closed: libzmq would block with an event for nobody
+        socket.disable_monitor()  # before its monitor is closed: libzmq would block on an event that is not read
         self.poller.register(socket, 0)  # unregister
         del self.owners[socket]
         socket.close(0)
@@ -220,7 +220,7 @@ class ZmqDealer:
         options: Options = {
             zmq.IPV6: is_ipv6(split(address)[0]),
             zmq.IDENTITY: f"{shared.me}>{to}".encode(),
-            # The other side needs none of its own: with the TTL it closes a connection on which these stop.
+            # The TTL has the other side close a connection without heartbeats, so it need not send any.
             zmq.HEARTBEAT_IVL: int(HEARTBEAT_INTERVAL * 1000),
             zmq.HEARTBEAT_TIMEOUT: int(HEARTBEAT_TIMEOUT * 1000),
             zmq.HEARTBEAT_TTL: int(HEARTBEAT_TIMEOUT * 1000),

@@ -22,9 +22,9 @@ from p2pfl.messaging.wire import Buffer
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
 from peers.connection import Connection
-from peers.context import Context
 from peers.effects import Effect, News
 from peers.limited_log import LimitedLog
+from peers.link_context import LinkContext
 from peers.receiver import Receiver
 from tests.bodies import PAIR, RUN_ID, Block, Word
 
@@ -49,7 +49,7 @@ class LinkEnd:
         log, numbers = logging.getLogger("link"), count(1000 * me + 1)
         hello, limited_log = Hello(config_hash, "boot", f"token-{me}"), LimitedLog(log, lambda: self.now)
         settings = Transport(**transport)
-        self.context = Context(
+        self.context = LinkContext(
             endpoint, settings, faults or LinkFaults(), hello, lambda: next(numbers), log, limited_log
         )
         self.connections = {peer: Connection(self.context, peer, self.now) for peer in endpoint.neighbors}

@@ -21,11 +21,10 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
 from p2pfl.run_folder.key_files import Keys
-from p2pfl.session.body_files import FileStore
+from p2pfl.session.body_files import FileStore, NeighborJournals
 from p2pfl.simulation.local_link import LocalHub
 from peers.health import Health
 from peers.io_loop import Leaving
-from peers.journal_files import NeighborJournals
 from peers.keys import new_pair
 from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink

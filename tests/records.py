@@ -15,7 +15,8 @@ def record(peer: int, t: int, accuracy: float | None, seconds: float = 1.0, **mo
         None if accuracy is None else {"accuracy": accuracy, "unmasked_accuracy": accuracy, "masked_accuracy": 1.0}
     )
     sent = {"1": {"Shared": [1, 90, 10]}}
-    return {"peer": peer, "t": t, "seconds": {"total": seconds}, "sent": sent, "personal": personal, **more}
+    times = {"seconds": {"total": seconds}, "elapsed": seconds * (t + 1)}
+    return {"peer": peer, "t": t, **times, "sent": sent, "personal": personal, **more}
 
 
 def record_tests(folder: RunFolder, samples: Mapping[int, str], dataset: str = "", classes: str = "") -> None:

@@ -19,6 +19,7 @@ def record(peer: int, t: int, **changes: Any) -> dict[str, Any]:
         "t": t,
         "loss": {"ce": 2.0 - 0.1 * t, "proto": 1.0},
         "seconds": {"training": 1.0, "waiting": 2.0, "sending": 0.25, "queued": 0.5, "evaluating": 0.1, "total": 4.0},
+        "elapsed": 4.0 * (t + 1),
         "sent": {str(1 - peer): {"Head": [1, 100, 10]}},
         "received": {},
         "missing": {},

@@ -42,7 +42,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ExtraMetric:
-    """An evaluation besides that of the model on the local test split.
+    """An evaluation in addition to the model's on the local test split.
 
     Attributes:
         name: key in the records.

@@ -17,7 +17,7 @@ from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
 from p2pfl.rng import Streams
 
-Loss = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
+LossTerms = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
 """Returns the terms of the loss by name, scalar tensors, of network input and labels, int64, one for each row."""
 
 
@@ -29,12 +29,12 @@ class Batch:
         loss: of the whole input, or of some rows of it, such as the views of one sample.
         x: network input, [views * B, …], the first views of all samples first.
         labels: int64 [B].
-        parameters: those that the optimizer moves.
+        parameters: of the optimizer.
         streams: the peer's random numbers.
         state: what the rule keeps from batch to batch, in checkpoints too: tensors and plain values. Initially empty.
     """
 
-    loss: Loss
+    loss: LossTerms
     x: Tensor
     labels: Tensor
     views: int
@@ -73,7 +73,7 @@ class Clipped(GradientRule):
     rule: GradientRule
     norm: float
     parts: Sequence[Sequence[nn.Parameter]] = ()
-    """Parameters of which each group is scaled by its own norm; default: one group of all."""
+    """Groups of parameters, each scaled by the norm of its gradient; default: one group of all."""
 
     def batches(
         self, data: PeerData, size: int, order: np.random.Generator, drop_last: bool

@@ -42,7 +42,7 @@ def fit(
         features: float [N, d], N > 0; they receive no gradient.
         labels: int64 [N].
         stream: shuffles the samples.
-        epochs: as many as make ``steps`` optimizer steps, if those are more.
+        epochs: at least; more if ``steps`` optimizer steps take more.
     """
     features = features.detach()
     epochs = max(epochs, -(-steps // -(-len(features) // batch)))

@@ -53,7 +53,7 @@ def info_nce(z: Tensor, temperature: float) -> Tensor:
     """SimCLR's loss (Chen et al., 2020): supervised contrastive with one label per image.
 
     Args:
-        z: float [2 B, d], the projections of B first views, then those of the second views.
+        z: float [2 B, d], the projections of B first views, then of the second views.
     """
     images = torch.arange(len(z) // 2, device=z.device).repeat(2)
     return supervised_contrastive(z, images, temperature)

@@ -83,7 +83,7 @@ def class_accuracy(scores: Tensor, labels: Tensor) -> dict[str, float]:
 def measure(
     names: Iterable[str], scores: Tensor, labels: Tensor, class_names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return the values of these metrics, by name; those of a metric with several as ``name.part``.
+    """Return the values of these metrics by name, or as ``name.part`` if a metric has several.
 
     All are NaN if a score is: the model has diverged.
 

@@ -16,16 +16,16 @@ from p2pfl.learning.tried_functions import function_decorator
 from p2pfl.options import unknown
 from p2pfl.registry import Table
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+LabelLoss = Callable[[Tensor, Tensor], Tensor]
 
 DEFAULT = "ce"
 """Cross-entropy."""
 
 
-LOSSES: Table[Loss] = Table("loss")
+LOSSES: Table[LabelLoss] = Table("loss")
 
 
-def _checked(name: str, function: Loss, location: tuple[str, int]) -> Loss:
+def _checked(name: str, function: LabelLoss, location: tuple[str, int]) -> LabelLoss:
     """Return the loss of a plug-in so that it raises PluginError unless it returns one number to descend."""
 
     @functools.wraps(function)

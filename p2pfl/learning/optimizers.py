@@ -20,10 +20,6 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-_FORMER_DEFAULTS = {"momentum": 0.9}
-"""Defaults of earlier versions, which run folders of theirs list even where they have no effect."""
-
-
 def _uncompiled(optimizer: type[OptimizerT]) -> type[OptimizerT]:
     """Return the optimizer without the decorators that tell torch's compiler what to leave out.
 
@@ -44,8 +40,8 @@ AdamW = _uncompiled(torch.optim.AdamW)
 class LocalTraining(Options):
     """How a peer trains on its local samples.
 
-    The defaults are those of every method whose paper does not ask for others, so that methods differ in them only
-    where papers do; a subclass sets those, and the page of the algorithm says so.
+    All methods have these defaults, so that methods differ only where their papers do. A subclass sets what its paper
+    asks for, and the page of the algorithm says so.
     """
 
     local_epochs: PositiveInt = 1
@@ -67,15 +63,14 @@ class LocalTraining(Options):
     clip_norm: PositiveFloat | None = None
     """Largest norm of a gradient in local training, to which larger ones are scaled down; null: any."""
     loss: Annotated[str, AfterValidator(known_loss)] = DEFAULT
-    """Loss on the labels: ce (cross-entropy), label-smoothing, focal, or that of a plug-in."""
+    """Loss on the labels: ce (cross-entropy), label-smoothing, focal, or a plug-in's."""
 
     @model_validator(mode="after")
     def _uses_every_setting(self) -> Self:
         # A resolved run file lists all defaults, so only another value shows that an effect is expected.
         unused = "betas" if self.optimizer == "sgd" else "momentum"
         preset = self.PRESETS.get(getattr(self, "preset", ""), {})
-        defaults = (getattr(type(self), unused), _FORMER_DEFAULTS.get(unused), preset.get(unused))
-        if getattr(self, unused) not in defaults:
+        if getattr(self, unused) not in (getattr(type(self), unused), preset.get(unused)):
             raise ValueError(f"{unused} has no effect with optimizer {self.optimizer}; remove it")
         return self
 

@@ -47,10 +47,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class TestedOn:
-    """SHA-256 hashes by which runs tell whether they were tested on the same samples.
+    """SHA-256 hashes that show whether runs were tested on the same samples.
 
     Attributes:
-        dataset: of all samples, those of other peers too; empty if unknown.
+        dataset: of all samples of all peers; empty if unknown.
         samples: of this peer's test inputs and labels, in order; empty without any.
         classes: of the classes whose scores count if the test is masked.
     """
@@ -69,7 +69,7 @@ class Style:
 
 
 def batch_sizes(samples: int, size: int, *, drop_last: bool = False) -> Sequence[int]:
-    """Return the sizes of the batches of an epoch over so many samples, as ``PeerData.batches`` yields them."""
+    """Return the sizes of the batches that ``PeerData.batches`` yields in an epoch over ``samples`` samples."""
     full, last = divmod(samples, size)
     return [size] * full + ([last] if last and (full == 0 or (last > 1 and not drop_last)) else [])
 
@@ -118,7 +118,7 @@ class PeerData:
 
     @cached_property
     def tested_on(self) -> TestedOn:
-        """What identifies the test samples wherever they come from, so that runs can be compared."""
+        """Hashes of the test samples, so that runs can be compared."""
         if not len(self.test):
             return TestedOn(self.dataset, "", "")
         samples = hashlib.sha256(np.ascontiguousarray(self.test.labels).data)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from p2pfl.learning.gradients import Batch, GradientRule, Loss
+from p2pfl.learning.gradients import Batch, GradientRule, LossTerms
 from p2pfl.learning.meter import Meter
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
@@ -20,7 +20,7 @@ from p2pfl.models import Model
 from p2pfl.models.backbone import stays_in_evaluation
 from p2pfl.outcomes import AVERAGES, TRAININGS, Outcomes
 from p2pfl.rng import Streams
-from p2pfl.tensors import ORDINARY, Start, Tensors, assign, clone, diverged_entry, is_statistic, parameters_of
+from p2pfl.tensors import ORDINARY, InitialValues, Tensors, assign, clone, diverged_entry, is_statistic, parameters_of
 
 
 class Trainer:
@@ -57,7 +57,7 @@ class Trainer:
         self.gradient = GradientRule()
         self.gradient_state: dict[str, Any] = {}
         self.outcomes = Outcomes()
-        self._starts: dict[tuple[nn.Module, str], Start] = {}
+        self._starts: dict[tuple[nn.Module, str], InitialValues] = {}
         self.training_seconds = 0.0
         self.after_batch: Callable[[], None] = lambda: None
 
@@ -126,9 +126,9 @@ class Trainer:
         return True
 
     def note_start(self) -> None:
-        """Note the values of all modules among the attributes before round 0, from which divergence is told."""
+        """Note the values of all modules among the attributes before round 0: divergence is judged by them."""
         self._starts = {
-            (owner, name): Start.of(tensor.detach(), constant=is_buffer and not is_statistic(name))
+            (owner, name): InitialValues.of(tensor.detach(), constant=is_buffer and not is_statistic(name))
             for owner, name, tensor, is_buffer, _ in self._places()
         }
 
@@ -140,7 +140,7 @@ class Trainer:
         normalization are not trained: of these, only NaN counts.
 
         Args:
-            values: what the tensors of these names would become, looked at in their place.
+            values: new values of the tensors, by name, to check instead of the current ones.
         """
         found = tensors if values is None else values
         suspects = [name for name, tensor in found.items() if diverged_entry(tensor) is not None]
@@ -193,7 +193,7 @@ class Trainer:
         return torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
 
     def descend(
-        self, optimizer: torch.optim.Optimizer, loss: Loss, x: Tensor, labels: Tensor, views: int = 1
+        self, optimizer: torch.optim.Optimizer, loss: LossTerms, x: Tensor, labels: Tensor, views: int = 1
     ) -> None:
         """Take one step of ``optimizer`` on the gradient that the run's rule makes of the sum of the loss terms.
 
@@ -216,7 +216,7 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
 
     def differentiate(
-        self, optimizer: torch.optim.Optimizer, loss: Loss, x: Tensor, labels: Tensor, views: int
+        self, optimizer: torch.optim.Optimizer, loss: LossTerms, x: Tensor, labels: Tensor, views: int
     ) -> Mapping[str, Tensor]:
         """Let the run's rule set the gradients of the parameters that ``optimizer`` moves; return the loss terms."""
         optimizer.zero_grad(set_to_none=True)

@@ -27,7 +27,7 @@ def function_decorator(
 
     Args:
         parameters: what the function is called with.
-        checked: maps name, function and location to a function that checks what that one returns.
+        checked: maps name, function and location to a function that checks the result of ``function``.
         gradient: try it with scores that need a gradient.
     """
 

@@ -14,7 +14,7 @@ Invariants:
 
 1. ``gather`` returns ascending peer ids, regardless of the order of arrival: floating-point sums never depend on it.
 2. The mailbox is a FIFO per (round, kind, sender): a message for a later round waits until that round, and one for an
-   earlier round is discarded. So a message is used in its own round or never.
+   earlier round is discarded. So a message is used in the round that it was sent in, or never.
 3. Every wait ends (``WaitPolicy``): with the message, at the deadline, when the neighbor has finished or is declared
    dead, or when it is in a later round, which Begin or any other entry of that round shows. The round continues
    without the missing peers, listed in ``missing``. A body with NaN, infinity or diverged values
@@ -31,6 +31,6 @@ Invariants:
    rounds are lost, and it skips them (``next_round``).
 8. Sources and receivers change between rounds only. A method that prunes states its sources in Begin, and its
    neighbors wait for that before they send, so that equal runs send equal messages. If Begin is late, the last
-   statement stands, and Nothing ends the wait of a neighbor that expects a message in vain. They decide to whom a
+   statement stands, and Nothing ends the wait of a neighbor to which no message comes. They decide to whom a
    method addresses entries, not what a link delivers: allreduce sends along a tree, to receivers or not.
 """

@@ -113,7 +113,7 @@ class Want:
     """What the reader asks for: a full statement, so that losing or repeating it is harmless.
 
     Attributes:
-        epoch: a number that the reader has drawn; a new one asks the writer to start anew from ``next``.
+        epoch: a number that the reader has drawn; a new one asks the writer to begin at ``next``.
         next: the first entry that the reader does not have.
         durable: entries of rounds before this one will never be needed again: the reader's checkpoint before the
             last one contains them.

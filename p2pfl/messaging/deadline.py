@@ -72,7 +72,7 @@ class WaitPolicy:
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def took(self, seconds: float) -> None:
-        """Record the duration of a round, without the time spent waiting for neighbors that did not send."""
+        """Record the duration of a round, less the time spent waiting for neighbors that did not send."""
         self._recent.append(seconds)
 
     @property

@@ -1,4 +1,4 @@
-"""The delivery protocol of one edge, without clock, sockets or threads.
+"""The delivery protocol of one edge, without clock, sockets, files or threads.
 
     Writer:  DOWN ──connected──▶ GREETING ──want──▶ STREAMING ──lost──▶ DOWN
     Reader:  SILENT ──hello──▶ ASKING ──start──▶ READING ──gap, hello──▶ ASKING
@@ -36,10 +36,9 @@ from enum import Enum, auto
 from typing import Literal
 
 from p2pfl import PeerId
-from p2pfl.errors import JournalError
 from p2pfl.messaging.control import BEFORE, CHUNK, FOREVER, Entry, Hello, Id, Nothing, Start, Want
 from p2pfl.messaging.journal import Journal, JournalEntry
-from p2pfl.messaging.wire import Buffer, cost
+from p2pfl.messaging.wire import cost
 
 BY_VALUE = 1 << 16
 """Bytes up to which a body is sent to a neighbor on the same host: mapping a file costs more."""
@@ -59,10 +58,9 @@ def chunk_length(size: int, offset: int) -> int:
 
 @dataclass
 class Outgoing:
-    """A message for the reader."""
+    """A message for the reader; with an ``Entry``, a chunk of its body follows or a reference to all of it."""
 
     control: Hello | Start | Entry | Nothing
-    frames: tuple[Buffer, ...] = ()
     entry: JournalEntry | None = None
 
 
@@ -78,7 +76,7 @@ class Writer:
     Args:
         journal: this peer's.
         to: the neighbor.
-        hello: the first message of every connection, but for its number.
+        hello: the first message of every connection; its number is drawn each time.
         new_number: draws the number of a Hello.
     """
 
@@ -126,8 +124,8 @@ class Writer:
         if self.state is WriterState.DOWN:
             return
         if want.hello != self._hello.number:
-            # It answers an earlier Hello, which says nothing about where this connection leads. That of a process
-            # that died may have been read last: repeat ours.
+            # It answers an earlier Hello, which does not show where this connection leads. The reader may have read
+            # the Hello of a process that died last: repeat this one.
             if self._hello not in self._due and self._allows_epoch(now):
                 self._due.insert(0, self._hello)
             return
@@ -192,24 +190,10 @@ class Writer:
             idle = self._want.idle and self.position <= self._want.next
             if not idle and self._sent + cost(len(entry.header), entry.size) > self._want.window:
                 return None
-        return self._chunk(entry, previous, self._want)
-
-    def _chunk(self, entry: JournalEntry, previous: Id, want: Want) -> Outgoing | None:
-        """Raises JournalError if the journal has lost the body."""
-        place = entry.place
-        if place is not None and want.references and entry.size > BY_VALUE:
-            control = Entry(want.epoch, entry.id, previous, entry.size, 0, place.segment, place.at)
-            return Outgoing(control, (entry.header,), entry)
-        try:
-            chunk = self._journal.read(entry, self._offset, chunk_length(entry.size, self._offset))
-        except OSError as error:
-            found = self._journal.after(self._to, entry.id)
-            if found is not None and found[0] is entry:  # somebody has deleted the file
-                raise JournalError(self._to, error) from error
-            return None  # dropped at this moment, since the reader does not need it any more
-        control = Entry(want.epoch, entry.id, previous, entry.size, self._offset)
-        header = () if self._offset else (entry.header,)
-        return Outgoing(control, (*header, chunk) if entry.size else header, entry)
+        control = Entry(self._want.epoch, entry.id, previous, entry.size, self._offset)
+        if entry.place is not None and self._want.references and entry.size > BY_VALUE:
+            control = replace(control, offset=0, segment=entry.place.segment, at=entry.place.at)
+        return Outgoing(control, entry)
 
     def sent(self, message: Outgoing) -> None:
         """Note that a message was passed to the transport."""
@@ -269,7 +253,7 @@ class Reader:
 
     def hello(self, *, references: bool, number: int = 0) -> None:
         self.references, self._hello = references, number
-        if self._left_at is not None:  # it may have failed, and go on: otherwise its last Begin is read again
+        if self._left_at is not None:  # it may have failed and resumed; otherwise its last Begin is read again
             self.next, self.finished = max(self._left_at, Id(self.durable, 0)), False
         self._ask_anew()
 
@@ -304,7 +288,7 @@ class Reader:
         return not idle and self._received + cost(header, size) > self._granted
 
     def passed(self, id: Id, header: int, size: int) -> None:
-        """Move past an entry that was taken, or that cannot be decoded."""
+        """Move past an entry that was taken or cannot be decoded."""
         self.finished = id.t == FOREVER
         if not self.finished:
             self._left_at = None

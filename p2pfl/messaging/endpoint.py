@@ -53,7 +53,7 @@ class Conversation:
 
 
 class Endpoint:
-    """Writes a peer's journal, counts its messages, and waits for those of its neighbors.
+    """Writes a peer's journal, counts its messages, and waits for messages of its neighbors.
 
     Args:
         neighborhood: this peer's place in the graph.
@@ -126,8 +126,7 @@ class Endpoint:
         self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
 
     def _awaited_begin(self, t: int) -> bool:
-        """Whether a peer may wait for Begin(t): all if the method prunes, late joiners for their first round, and the
-        neighbors of a peer that leaves."""
+        """Return whether a peer may wait for Begin(t): as the method prunes, a peer joins, or this one leaves."""
         return self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
 
     def begin(self, t: int) -> None:
@@ -142,7 +141,7 @@ class Endpoint:
         self.nonfinite: dict[str, list[PeerId]] = {}
         self.waited = 0.0
         self.sending = 0.0
-        """Seconds in which messages of this round were encoded and written, and receivers far behind waited for."""
+        """Seconds of encoding and writing this round's messages, and of waiting for receivers far behind."""
         self.wasted_wait = 0.0
         """Seconds that waits in this round lasted beyond the last arrival."""
 
@@ -172,7 +171,7 @@ class Endpoint:
         """Return the round to compute after those before ``t``.
 
         It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
-        ``t``, so that one of three or more cannot make this peer skip the run.
+        ``t``. So one neighbor of three or more cannot make this peer skip the run.
         """
         joined = self.neighborhood.joined(self.t)
         present = [neighbor for neighbor in joined if not self.mailbox.is_disconnected(neighbor)]
@@ -207,7 +206,7 @@ class Endpoint:
 
     @property
     def knows_receivers(self) -> bool:
-        """Whether ``expected_receivers`` is certain, and not a matter of which Begins have arrived so far."""
+        """Whether ``expected_receivers`` is certain, and does not depend on the Begins that have arrived so far."""
         return self._receivers is not None or not self.prunes or self.t == 0
 
     @property
@@ -222,19 +221,19 @@ class Endpoint:
     async def send(
         self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
     ) -> B | None:
-        """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
+        """Write ``body`` into the journal once, for several neighbors; wait for neighbors that are far behind.
 
         Args:
             count: peers summed up in a partial sum, which no pipeline changes.
-            checked: this peer accepts the same bodies of this kind as the receivers, so that one that it would refuse
-                is refused here. The receivers would drop it, and all of them wait in vain.
-            stored: return the body as it is in the journal. None if it is not there: there are no receivers, none of
-                them is left, a pipeline has changed it, or somebody has deleted the file.
+            checked: refuse a body that this peer would refuse to receive. The receivers accept the same bodies of
+                this kind: they would drop it, and wait until the deadline.
+            stored: return the body as it is in the journal. None if it is not there: there are no receivers, all
+                have disconnected, a pipeline has changed it, or somebody has deleted the file.
 
         Raises:
-            HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection to it again and
-                again.
-            Unexpected: a body that was to be ``checked`` is refused.
+            HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection each time that
+                it is sent.
+            Unexpected: a ``checked`` body is refused.
         """
         if not (receivers := tuple(to)):
             return None
@@ -284,7 +283,7 @@ class Endpoint:
         return self.converted(plan.message(t, sender, body))
 
     def converted(self, message: Message) -> Message:
-        """Replace the body of a decoded message by what ``on_receive`` makes of it, perhaps in place.
+        """Return a decoded message with the result of ``on_receive`` as its body; it may be changed in place.
 
         With a pipeline, that happens when the message is taken: until then it takes as much memory as on the wire.
         """
@@ -293,7 +292,7 @@ class Endpoint:
         return replace(message, body=self.on_receive(message.body))
 
     def accept(self, message: Message) -> None:
-        """Accept a message. The link passes each message once, and those of one sender in order."""
+        """Accept a message. The link passes each message once, and the messages of a sender in order."""
         self.received_from.add(message.sender)
         if isinstance(message.body, Begin):
             sender = message.sender
@@ -301,7 +300,7 @@ class Endpoint:
                 self._directions.state(sender, message.t, message.body.sources)
                 left_out = self._receivers is not None and sender not in self._receivers
                 if message.t == self.t and left_out and self.me in message.body.sources:
-                    # It may wait for us, and we for it: its Begin has come too late to be heeded in this round.
+                    # It may wait for a message of this round, but its Begin has arrived too late for one.
                     self.link.nothing(sender, self.t)
             self.mailbox.advance_sender(sender, message.t)
             self.mailbox.taken_bytes[sender] += message.cost
@@ -335,7 +334,7 @@ class Endpoint:
             t: round of the messages.
             deadline_factor: factor of the deadline, for senders that must wait for others first.
             addressed: the messages are sent to this peer whether or not it is one of their senders' receivers, one
-                for each such call of the round: one that is too late for its call is not taken for that of the next.
+                for each such call of the round. A message that misses its call is not taken by the next one.
         """
         senders = sorted(senders)
         await self._wait(kind, senders, t, deadline_factor, addressed=addressed)
@@ -399,7 +398,7 @@ class Endpoint:
         if self._pipeline is not None:
             self._pipeline.load_state_dict(state["pipeline"])
         self._directions.load_state_dict(state)
-        self.received_from.update(state.get("received_from", ()))  # a checkpoint of an earlier version has none
+        self.received_from.update(state["received_from"])
         self.t = t
         self.journal.load_state_dict(journal)
 

@@ -65,7 +65,7 @@ class BodyStore:
         self._bodies.pop(segment, None)
 
     def restore(self, segments: Iterable[int]) -> set[int]:
-        """Return those of the segments that exist; delete all others. Called before the first ``write``."""
+        """Return which of the segments exist, and delete all other segments. Called before the first ``write``."""
         return set()
 
     def sync(self, segments: Iterable[int]) -> None:
@@ -116,9 +116,9 @@ class Journal:
         self._saved_before = 0
         """The last checkpoint names the entries of rounds before this one."""
         self._held: list[int] = []
-        """Segments with entries of that checkpoint, once for each that was dropped since its reader is gone."""
+        """Segments with entries of that checkpoint, once for each entry dropped for a reader declared dead."""
         self._releasable: list[int] = []
-        """Those that the checkpoint in progress does not need."""
+        """Segments that the checkpoint in progress does not need."""
         self._next = Id(0, 0)
         self._lock = threading.RLock()
 
@@ -153,7 +153,7 @@ class Journal:
                     addressed.last = entry.id
 
     def _use(self, segment: int, count: int = 1) -> None:
-        """Note that so many more may ask for bodies in a segment; release it if nobody may."""
+        """Note how many more readers may ask for bodies in a segment; release it if none may."""
         with self._lock:
             self._live[segment] = self._live.get(segment, 0) + count
             if self._live[segment] == 0 and segment != self.store.current:
@@ -189,7 +189,7 @@ class Journal:
             return bool(entries) and entries[0].id.t < FOREVER
 
     def floor(self, to: PeerId) -> int:
-        """Return the first round of which nothing to this neighbor was dropped."""
+        """Return the first round with all entries to this neighbor: earlier ones were dropped."""
         return self._addressed[to].floor
 
     def read(self, entry: JournalEntry, offset: int, length: int) -> Buffer:
@@ -206,8 +206,8 @@ class Journal:
         """Drop the entries to a neighbor of rounds before this one.
 
         Args:
-            declared_dead: it was declared dead, though it may need them. If it and this peer both go back to their
-                checkpoints, it can have those that this one's names; so their bodies stay until the next checkpoint.
+            declared_dead: it was declared dead, though it may need them. If both peers roll back to their
+                checkpoints, it can get the entries that this peer's names: their bodies stay until the next one.
         """
         with self._lock:
             addressed = self._addressed[to]
@@ -280,7 +280,7 @@ class Journal:
         return ""
 
     def clear(self) -> None:
-        """Delete every stored body: before the first entry, or when nobody needs the last ones any more."""
+        """Delete every stored body: before the first entry, or when no neighbor needs the last ones."""
         self.store.restore(())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -291,10 +291,10 @@ class Journal:
         entries = _entries(state)
         exist = self.store.restore({entry.place.segment for entry in entries if entry.place is not None})
         for segment in exist:
-            self._use(segment)  # until all entries are in, or one that nobody needs would take others with it
+            self._use(segment)  # until all entries are added: an unneeded one would release a shared segment
         for entry in entries:
             if entry.place is not None and entry.place.segment not in exist:
-                # Released after the checkpoint was written. The floor matters only if somebody removed the file.
+                # Released after the checkpoint was written. The floor matters only if a user removed the file.
                 for neighbor in entry.to:
                     self.drop(neighbor, entry.id.t + 1)
                 continue

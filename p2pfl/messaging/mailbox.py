@@ -1,4 +1,4 @@
-"""Mailbox: messages that have arrived, and the waits for those that have not."""
+"""Mailbox: messages that have arrived, and waits for messages that have not."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Mailbox:
         self._sender_round: dict[PeerId, int] = {}  # the earliest round whose messages may still arrive
         self._nothing: dict[PeerId, int] = {}  # the latest round in which the sender has nothing for this peer
         self.taken_bytes = dict.fromkeys(senders, 0)
-        """Window that each sender's messages no longer use: they were taken or discarded. Any thread may read it."""
+        """Bytes of each sender's messages that were taken or discarded: its window grows. Any thread may read it."""
         self.awaited: frozenset[PeerId] = frozenset()
         """Senders of the messages waited for when the last wait began or ended. Any thread may read it."""
         self.failure: BaseException | None = None
@@ -89,7 +89,7 @@ class Mailbox:
         self.advance_sender(message.sender, message.t)  # rounds are in order on an edge
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a message has arrived. Begin has, if anything of its round or a later one has."""
+        """Return whether a message has arrived. Any entry of its round or a later one implies Begin."""
         return key in self._queues or (key[1] == Begin.kind() and self.sender_round(key[2]) >= key[0])
 
     def take(self, key: Key) -> Message | None:
@@ -118,7 +118,7 @@ class Mailbox:
     async def wait(
         self, keys: Iterable[Key], policy: WaitPolicy, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> float:
-        """Return when a message has arrived under each of ``keys``, or can no longer arrive, or the policy says so.
+        """Wait until a message under each of ``keys`` has arrived or no longer can, or until the policy ends it.
 
         Args:
             keys: what to wait for, each of another sender.
@@ -147,7 +147,7 @@ class Mailbox:
         finally:
             self._waits.remove(wait)
             self._note_awaited()
-            if self._waits:  # of other tasks: unless this one soon waits again, they alone decide
+            if self._waits:  # other tasks still wait; unless this one soon waits again, only their waits count
                 asyncio.get_running_loop().call_soon(self.on_block)
         if self.failure is not None:
             raise self.failure
@@ -176,7 +176,7 @@ class Mailbox:
 
     @property
     def waits_for(self) -> list[Key]:
-        """Keys whose messages are being waited for."""
+        """Keys of the messages being waited for."""
         return [key for wait in self._waits for key in wait.missing.values()]
 
     @property
@@ -207,7 +207,7 @@ class Mailbox:
         return sender in self._disconnected
 
     def sender_round(self, sender: PeerId) -> int:
-        """The earliest round whose messages of ``sender`` may still arrive; -1 before its first message."""
+        """Return the earliest round whose messages of ``sender`` may still arrive; -1 before its first message."""
         return self._sender_round.get(sender, -1)
 
     def advance_sender(self, sender: PeerId, t: int) -> None:

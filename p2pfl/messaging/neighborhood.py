@@ -11,7 +11,7 @@ from p2pfl.messaging.topology import Rounds, Topology
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """Who exchanges messages with whom, in which round.
+    """Who exchanges messages with whom in each round.
 
     Attributes:
         me: this peer.

@@ -117,7 +117,7 @@ class Net:
         return self._place.topology_at(t).neighbors[peer]
 
     def receivers_of(self, peer: PeerId, t: int) -> tuple[PeerId, ...]:
-        """Return those of another peer's neighbors that it may send to in round ``t``, ascending."""
+        """Return the neighbors that another peer may send to in round ``t``, ascending."""
         return self._place.topology_at(t).receivers[peer]
 
     @property
@@ -145,7 +145,7 @@ class Net:
         return self._place.topology_at(self.t).row(self.me)
 
     def joined_by(self, t: int) -> list[PeerId]:
-        """Return all peers but those that join after round ``t``, ascending."""
+        """Return the peers that have joined by round ``t``, ascending."""
         joins = self._place.joins
         return [peer for peer in range(self.peers) if joins.get(peer, 0) <= t]
 
@@ -237,7 +237,7 @@ class Net:
 
         Raises NotANeighbor, and sends nothing, if one of them is not a receiver.
         """
-        groups: dict[int, tuple[Body, list[PeerId]]] = {}  # with the body, whose id is no other's while it lives
+        groups: dict[int, tuple[Body, list[PeerId]]] = {}  # by id; the body keeps the id from being reused
         for to in await self._receivers_among(bodies):
             body = bodies[to]
             groups.setdefault(id(body), (body, []))[1].append(to)
@@ -334,8 +334,8 @@ class Net:
         own, plain = take_apart(body)
         if plain:
             raise NetError(f"allreduce: {body.kind()} must hold tensors only")
-        # Children wait for their own children: one deadline per level, so that a missing leaf
-        # costs its own contribution only, and not those of all who waited for it.
+        # Children wait for their children: one deadline per level, so that a missing leaf costs its contribution
+        # only, and not the contributions of all peers that waited for it.
         deadline_factor = float(tree.height[self.me])
         total = {path: widened(tensor.detach().clone()) for path, tensor in own.items()}
         count = 1

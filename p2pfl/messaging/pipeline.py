@@ -6,7 +6,7 @@
 Rules:
 
 1. All peers have the same run file, so nothing is negotiated.
-2. A body is not modified: its tensors may be those of the model. A changed one is a new one.
+2. A body is not modified, since its tensors may be the model's parameters. A changed body is a new one.
 3. Whatever is random comes from the peer's streams, and all that is remembered is in ``state_dict``, so that a round
    that is computed again after a crash writes equal bytes.
 4. What is remembered of a received message changes when the message leaves the mailbox, never when it arrives: a

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import Unexpected
-from p2pfl.tensors import ORDINARY, Start, diverged_entry
+from p2pfl.tensors import ORDINARY, InitialValues, diverged_entry
 
 MAX_HEADER = 1 << 20
 """Bytes; a model with ten thousand named tensors fits."""
@@ -52,7 +52,7 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The dtype and shape of a tensor, or those that it must have: dimensions in ``free`` may be shorter.
+    """The dtype and shape that a tensor has or must have; dimensions in ``free`` may be shorter.
 
     ``start`` tells when a received one has diverged.
     """
@@ -60,7 +60,7 @@ class TensorSpec:
     dtype: torch.dtype
     shape: tuple[int, ...]
     free: frozenset[int] = frozenset()
-    start: Start = dataclasses.field(default=ORDINARY, compare=False)
+    start: InitialValues = dataclasses.field(default=ORDINARY, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -97,7 +97,7 @@ class PlainSpec:
     range: range | None = None
     """The values allowed of an int, or of the items of an int tuple."""
     length: int | None = None
-    """The largest length of an int tuple; that of others is limited by ``MAX_HEADER`` only."""
+    """The largest length of an int tuple; None: only ``MAX_HEADER`` limits it."""
 
     def mismatch(self, value: object) -> str | None:
         """Return what is wrong with a value that was received, if anything."""
@@ -132,14 +132,14 @@ class Layout:
         ranges: Mapping[str, range] | None = None,
         constants: Mapping[str, Collection[str]] | None = None,
     ) -> Layout:
-        """Return the layout of bodies like ``body``, whose tensors hold what they hold before the first round.
+        """Return the layout of bodies like ``body``, whose tensors have their values before the first round.
 
         A received tensor has diverged if it holds NaN or infinity in more entries, or far larger values.
 
         Args:
-            free: {field: {dimension of its tensors: largest length}} of those that may have any length up to it; None
-                stands for that of each tensor in ``body``. An int tuple has one dimension, 0.
-            fixed: plain fields that must equal those of ``body``, e.g. an architecture's name that decides shapes.
+            free: {field: {dimension of its tensors: largest length}} of dimensions that may be shorter; None stands
+                for the length in ``body``. An int tuple has one dimension, 0.
+            fixed: plain fields that must have the value in ``body``, e.g. an architecture's name that decides shapes.
             ranges: {field: allowed values} of ints and of the items of int tuples; others are refused on arrival.
             constants: {field: keys of the tensors that are not trained}; they may hold anything but NaN.
         """
@@ -149,7 +149,7 @@ class Layout:
             largest = (free or {}).get(field, {})
             lengths = ((largest.get(axis), length) for axis, length in enumerate(tensor.shape))
             shape = tuple(length if limit is None else limit for limit, length in lengths)
-            start = Start.of(tensor, constant=key in (constants or {}).get(field, ()))
+            start = InitialValues.of(tensor, constant=key in (constants or {}).get(field, ()))
             specs[field, key] = TensorSpec(tensor.dtype, shape, frozenset(largest), start)
         fields = {}
         for name, value in plain.items():
@@ -164,7 +164,7 @@ class Layout:
     def mismatch(
         self, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object], *, summed: bool = False
     ) -> str | None:
-        """Return in what a body differs, if it does; ``summed``: it should be a sum of several such bodies."""
+        """Return how a body differs from the layout, if it does; ``summed``: it should be a sum of such bodies."""
         if plain.keys() != self.plain.keys():
             return f"expected fields {sorted(self.plain)}, got {shown(sorted(plain, key=str))}"
         for name, value in plain.items():

@@ -37,7 +37,7 @@ class SpanningTree(NamedTuple):
 
 @dataclass(frozen=True)
 class Topology:
-    """An undirected graph over peers 0 to ``peers - 1``; ``neighbors[i]`` lists those of peer i, ascending."""
+    """An undirected graph over peers 0 to ``peers - 1``; ``neighbors[i]``: the neighbors of peer i, ascending."""
 
     neighbors: tuple[tuple[int, ...], ...]
 
@@ -186,7 +186,7 @@ class WeightedTopology(Topology):
 
     @classmethod
     def averaging(cls, peers: int, arcs: Iterable[Edge]) -> WeightedTopology:
-        """Build a graph from (sender, receiver), in which each peer takes the mean of what it has and receives."""
+        """Build a graph from (sender, receiver) where each peer averages its values and the received ones equally."""
         pairs = sorted(set(arcs))
         received = [0] * peers
         for _, receiver in pairs:
@@ -213,7 +213,7 @@ class WeightedTopology(Topology):
         return dict(self.rows[peer])
 
     def without(self, peers: Collection[int]) -> WeightedTopology:
-        """Return the same peers without the edges of ``peers``, whose weights the other ends keep for themselves."""
+        """Return the graph without the edges of ``peers``; the other ends add their weights to their own."""
         arcs = (
             (sender, receiver, weight)
             for receiver, row in enumerate(self.rows)

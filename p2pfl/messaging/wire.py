@@ -145,8 +145,8 @@ class Plan:
         Raises Malformed if a bool tensor holds other bytes than 0 and 1.
         """
         if buffer is not None and self._dtype is not None:
-            # Of a model, whose tensors have one dtype: far fewer operations than one by one. What lies between the
-            # tensors is zero, unless the sender broke the rules, at the expense of its own message.
+            # A model, whose tensors have one dtype: far fewer operations than tensor by tensor. The gaps between
+            # tensors are zero; a sender that fills them spoils only its message.
             whole = buffer.view(self._dtype)
             start = whole.storage_offset()
             views = {

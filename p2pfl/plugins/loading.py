@@ -1,8 +1,8 @@
 """Execute plug-ins, which register names by ``p2pfl.plugins``, and find the lines of their errors.
 
 The tables of names are global, and the plug-ins of one run at a time are active: ``activate`` registers their names
-and removes those of the run before. Packages that announce themselves by the entry-point group ``p2pfl.plugins`` are
-always active.
+and removes the names of the run before. Packages with an entry point in the group ``p2pfl.plugins`` are always
+active.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from p2pfl.run_folder.folder import PLUGINS
 GROUP = "p2pfl.plugins"
 """The entry-point group of installed plug-ins."""
 
-Entry = tuple[Table[Any], str, Any, str]
+Registration = tuple[Table[Any], str, Any, str]
 """A registered name: its table, the name, the value and what defines it."""
 
 
@@ -55,7 +55,7 @@ Entry = tuple[Table[Any], str, Any, str]
 
 
 @dataclass(frozen=True)
-class _Source:
+class _ModuleSource:
     path: str
     content: bytes
     package: bool
@@ -66,7 +66,7 @@ class _Loader(SourceLoader):
 
     plugin = True
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: _ModuleSource) -> None:
         self._source = source
 
     def get_filename(self, fullname: str) -> str:
@@ -80,7 +80,7 @@ class _Finder(MetaPathFinder):
     """Finds the modules of the active plug-ins."""
 
     def __init__(self) -> None:
-        self.sources: dict[str, _Source] = {}
+        self.sources: dict[str, _ModuleSource] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -116,21 +116,21 @@ class _Unit:
     """Loaded plug-ins of a run: their modules, and what they have registered."""
 
     modules: dict[str, ModuleType]
-    sources: dict[str, _Source]
-    entries: list[Entry]
+    sources: dict[str, _ModuleSource]
+    entries: list[Registration]
 
 
 _UNITS: dict[object, _Unit] = {}
 _REFUSED: list[ModuleType | None] = []
 """Kept: a pool in a module that is collected before Python ends it prints a traceback."""
-_INSTALLED_ENTRIES: dict[str, list[Entry]] = {}
+_INSTALLED_ENTRIES: dict[str, list[Registration]] = {}
 """What installed modules have registered, which are imported once."""
 _DISPLACED: dict[str, ModuleType] = {}
 _active: object = None
 
 
 def activate(plugins: Sequence[Plugin], silent: Iterable[str] = ()) -> None:
-    """Register the names of these plug-ins, and remove those of the plug-ins that were active before.
+    """Register the names of these plug-ins, and remove the names of the previously active ones.
 
     Args:
         silent: names of plug-ins that need not register anything.
@@ -166,7 +166,7 @@ def _deactivate() -> None:
     _active = None
 
 
-def _remove(entries: Iterable[Entry], modules: Iterable[str]) -> None:
+def _remove(entries: Iterable[Registration], modules: Iterable[str]) -> None:
     for table, name, *_ in entries:
         table.unregister(name)
     for name in modules:
@@ -177,15 +177,15 @@ def _remove(entries: Iterable[Entry], modules: Iterable[str]) -> None:
 
 
 def _displace(names: Iterable[str]) -> None:
-    """Take modules of these names, which the main program has imported, aside until the plug-ins are removed."""
+    """Set modules of these names that the main program has imported aside until the plug-ins are removed."""
     for name in names:
         known = sys.modules.pop(name, None)
         if known is not None and not getattr(getattr(known, "__loader__", None), "plugin", False):
             _DISPLACED[name] = known
 
 
-def _root(source: _Source) -> Path:
-    """The folder that holds a top-level module or package."""
+def _root(source: _ModuleSource) -> Path:
+    """Return the folder that holds a top-level module or package."""
     path = Path(source.path)
     return path.parent.parent if source.package and path.name == "__init__.py" else path.parent
 
@@ -249,23 +249,23 @@ def _file_of(plugin: Plugin) -> str:
     return plugin.name if path is None else str(path)
 
 
-def _modules(plugin: Plugin) -> Iterator[tuple[str, _Source]]:
+def _modules(plugin: Plugin) -> Iterator[tuple[str, _ModuleSource]]:
     for path, content in plugin.sources.items():
         *folders, file = Path(path).with_suffix("").parts
         for depth in range(1, len(folders) + 1):  # a folder may lack an __init__.py
             yield_path = Path(*folders[:depth])
             if str(yield_path / "__init__.py") not in plugin.sources:
-                yield ".".join(folders[:depth]), _Source(str(plugin.root / yield_path), b"", package=True)
+                yield ".".join(folders[:depth]), _ModuleSource(str(plugin.root / yield_path), b"", package=True)
         name = ".".join(folders if file == "__init__" else (*folders, file))
-        yield name, _Source(str(plugin.root / path), content, package=file == "__init__")
+        yield name, _ModuleSource(str(plugin.root / path), content, package=file == "__init__")
 
 
 def _registered() -> dict[str, dict[str, Any]]:
     return {kind: table.registered for kind, table in TABLES.items()}
 
 
-def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
-    """What was registered since ``before``."""
+def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Registration]:
+    """Return what was registered since ``before``."""
     return [
         (TABLES[kind], name, value, TABLES[kind].defined[name])
         for kind, entries in _registered().items()
@@ -277,14 +277,14 @@ def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
 # ---- installed packages that announce themselves -------------------------------------------------------------
 
 
-_announced: dict[str, list[Entry]] | None = None
+_announced: dict[str, list[Registration]] | None = None
 
 
-def announced() -> dict[str, list[Entry]]:
+def announced() -> dict[str, list[Registration]]:
     """Import the packages of the entry-point group, once. Return what each has registered. Raises PluginError."""
     global _announced
     if _announced is None:
-        found: dict[str, list[Entry]] = {}
+        found: dict[str, list[Registration]] = {}
         for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
             before = _registered()
             _import(find(point.module, NOWHERE))
@@ -307,7 +307,7 @@ def used_of_announced(names: Iterable[tuple[str, str]]) -> list[Plugin]:
 
 
 def _shown(file: str, root: Path) -> str:
-    """How errors name a file: the copy in a run folder by its path there, because the user edits another one."""
+    """Return how errors name a file: a copy in a run folder by its path there, since the user edits the original."""
     copied = root.name == PLUGINS and (root.parent / "run.json").is_file()
     return os.path.relpath(file, root) if copied else file
 
@@ -332,7 +332,7 @@ def located(error: BaseException) -> PluginError | None:
 
 
 def definition(method: object) -> tuple[str, int] | None:
-    """File and line at which a method is defined; None if not by a plug-in."""
+    """Return file and line of a plug-in's method; None if it is not defined by a plug-in."""
     code = method.__code__ if isinstance(method, FunctionType) else None
     if code is None or not _is_plugin(code.co_filename):
         return None
@@ -359,7 +359,7 @@ def _text(error: BaseException) -> str:
 
 @contextmanager
 def logging_warnings(log: logging.Logger) -> Iterator[None]:
-    """Log the warnings about plug-ins, such as that of a coroutine that is not awaited."""
+    """Log warnings about plug-ins, e.g. that a coroutine is not awaited."""
     show = warnings.showwarning
 
     def showwarning(

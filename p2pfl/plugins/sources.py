@@ -24,7 +24,7 @@ from p2pfl.run_folder.folder import PLUGINS
 NOWHERE = Path(os.devnull)
 """A folder without files, to find installed modules only."""
 DEPENDENCIES = ("p2pfl", "torch", "torchvision", "numpy")
-"""Packages that every installation of p2pfl has: models from them are no plug-ins."""
+"""Packages that every installation of p2pfl has: models from them are not plug-ins."""
 
 INSTALLED: set[str] = set()
 """Folders, or files, of the installed plug-ins that were found."""
@@ -69,13 +69,15 @@ def find(name: str, base: Path) -> Plugin:
 
     Raises:
         OptionErrors: there is none.
-        PluginError: a file of it is no Python code.
+        PluginError: one of its files is not Python code.
     """
     if name.endswith(".py"):
         for path in (base / os.path.expanduser(name), base / PLUGINS / Path(name).name):
             if os.path.isfile(path):
                 if not path.stem.isidentifier():
-                    raise OptionErrors([((), f"{path.name!r} is no module name; use letters, digits and '_' only")])
+                    raise OptionErrors(
+                        [((), f"{path.name!r} is not a module name; use letters, digits and '_' only")]
+                    )
                 return _local(path.stem, path.parent)
         there = [file.name for file in sorted((base / name).parent.glob("*.py"))]
         raise OptionErrors([((), f"no file {name!r} in {base.absolute()}{did_you_mean(Path(name).name, there)}")])
@@ -94,7 +96,7 @@ def find(name: str, base: Path) -> Plugin:
 
 
 def source_of(root: Path, module: str) -> Path | None:
-    """The file of a module below ``root``."""
+    """Return the file of a module below ``root``."""
     path = root.joinpath(*module.split("."))
     candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
     return next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
@@ -117,7 +119,7 @@ def _local(name: str, root: Path) -> Plugin:
 
 
 def _files(root: Path, top: str) -> list[Path]:
-    """The files of a top-level module or package."""
+    """Return the files of a top-level module or package."""
     file, folder = root / f"{top}.py", root / top
     if file.is_file():
         return [file]
@@ -128,7 +130,7 @@ def _files(root: Path, top: str) -> list[Path]:
 
 
 def _imports(path: Path, source: bytes) -> set[str]:
-    """The top-level modules that a file imports, at any place in it."""
+    """Return the top-level modules that a file imports, at any place in it."""
     try:
         tree = ast.parse(source, str(path))
     except (SyntaxError, ValueError) as error:
@@ -144,7 +146,7 @@ def _imports(path: Path, source: bytes) -> set[str]:
 
 
 def _is_beside(root: Path, top: str) -> bool:
-    """Whether a file that imports ``top`` means what lies beside it, and no library. Raises PluginError."""
+    """Return whether a file that imports ``top`` means what lies beside it, not a library. Raises PluginError."""
     file = next(filter(os.path.isfile, (root / f"{top}.py", root / top / "__init__.py")), None)
     if file is None or top in sys.stdlib_module_names or top in DEPENDENCIES:
         return False
@@ -163,14 +165,14 @@ def other_module(top: str, folder: Path) -> str:
 
 
 def is_library(root: Path, top: str) -> bool:
-    """Whether ``top`` is a module of Python, or was imported from elsewhere and is not equal to what lies here."""
+    """Return whether ``top`` is a module of Python, or was imported from elsewhere with other content."""
     return top in sys.stdlib_module_names or top in DEPENDENCIES or imported_elsewhere(root, top) is not None
 
 
 def imported_elsewhere(root: Path, top: str) -> Path | None:
-    """The folder from which another module called ``top`` was imported, by code that is no plug-in; None if none was.
+    """Return the folder of another imported module called ``top``, unless a plug-in has imported it; None if none.
 
-    A script may have imported the original of the copy in a run folder: an equal module is no other one.
+    A script may have imported the original of the copy in a run folder: a module with equal content does not count.
     """
     known = sys.modules.get(top)
     if known is None or getattr(known, "__spec__", None) is None or getattr(known.__loader__, "plugin", False):
@@ -183,7 +185,7 @@ def imported_elsewhere(root: Path, top: str) -> Path | None:
 
 
 def is_installed(folder: Path) -> bool:
-    """Whether modules in this folder are installed packages."""
+    """Return whether modules in this folder are installed packages."""
     return not {"site-packages", "dist-packages"}.isdisjoint(folder.parts)
 
 

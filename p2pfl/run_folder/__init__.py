@@ -1,1 +1,1 @@
-"""Files of a run, and what they contain. Without torch, so that whatever only reads a run starts at once."""
+"""Files of a run and their contents. Imports no torch, so that commands that only read a run start at once."""

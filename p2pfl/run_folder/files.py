@@ -13,7 +13,7 @@ from typing import Any
 
 from p2pfl.errors import RunFolderError, WriteError
 
-Buffer = bytes | memoryview
+Content = bytes | memoryview
 
 _numbers = count()
 
@@ -44,7 +44,7 @@ def obstacle(folder: Path) -> str | None:
     return f"{folder} is a broken symbolic link to {os.readlink(folder)}" if broken else f"{folder} is not a folder"
 
 
-def write_atomically(path: Path, data: Buffer, *, durable: bool = False, mode: int = 0o666) -> None:
+def write_atomically(path: Path, data: Content, *, durable: bool = False, mode: int = 0o666) -> None:
     """Replace a whole file: a reader sees either the old bytes or the new ones.
 
     Args:
@@ -59,7 +59,7 @@ def write_atomically(path: Path, data: Buffer, *, durable: bool = False, mode: i
         file.replace(durable=durable)
 
 
-def write_all(file: int, data: Buffer, at: int) -> int:
+def write_all(file: int, data: Content, at: int) -> int:
     """Write all of ``data`` at an offset of an open file and return the end. Raises OSError."""
     rest = memoryview(data).cast("B")
     while rest:
@@ -77,7 +77,7 @@ class NewFile:
         self.temporary = f"{path.parent}/.{path.name}.{os.getpid()}.{next(_numbers)}.tmp"
         self._file = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
 
-    def write(self, data: Buffer, at: int) -> None:
+    def write(self, data: Content, at: int) -> None:
         write_all(self._file, data, at)
 
     def replace(self, keep: Path | None = None, *, durable: bool = True) -> None:
@@ -103,7 +103,7 @@ class NewFile:
             os.unlink(self.temporary)
 
 
-def overwrite(path: Path, data: Buffer) -> None:
+def overwrite(path: Path, data: Content) -> None:
     """Overwrite a small text file in place, for one that changes often: much cheaper than to replace it.
 
     A reader may see a mixture (``read_json`` with ``stable`` does not), and a power failure may damage the file.
@@ -177,7 +177,7 @@ def read_json(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
     """Read a JSON object; None if there is no such file. Raises RunFolderError if it is damaged.
 
     Args:
-        stable: the file may be overwritten in place meanwhile: read until the content is the same twice.
+        stable: the file may be overwritten in place: read until two readings agree.
     """
     content = _read(path)
     while stable and content != (content := _read(path)):
@@ -191,7 +191,7 @@ def read_json(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a file. Raises RunFolderError if its folder does not let this process look."""
+    """Return whether the file exists. Raises RunFolderError if its folder cannot be read."""
     try:
         return path.is_file()
     except OSError as error:

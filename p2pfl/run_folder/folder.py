@@ -1,4 +1,4 @@
-"""The run folder: all files of one launch, and the only thing that its processes share besides sockets.
+"""The run folder: all files of one launch. Its processes share nothing else but sockets.
 
     runs/mesh20-20261121-093000/
         run.yaml            the resolved run file; can be launched again
@@ -20,7 +20,7 @@
             status.json     current activity                               (Status)
             result.json     final outcome                                  (Result)
             checkpoint.pt   the state after the last checkpointed round    (p2pfl.session.checkpoint)
-            checkpoint-previous.pt  the checkpoint before, used if that one is damaged
+            checkpoint-previous.pt  the checkpoint before, used if the newest is damaged
             checkpoint-damaged.pt   a checkpoint that could not be used, moved here
             journal/        sent messages that neighbors may still ask for (p2pfl.session.body_files)
             output.log      stdout and stderr
@@ -64,7 +64,7 @@ FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
 
 Counts = Annotated[list[int], 3]
 """Messages, payload bytes, header bytes."""
-Loss = Annotated[float, math.inf]
+LossValue = Annotated[float, math.inf]
 """May be infinite, unlike other numbers, with which summaries compute."""
 LARGEST = 2.0**63
 """Largest absolute value of other numbers in a record; NaN is allowed."""
@@ -76,15 +76,15 @@ class Status:
 
     Attributes:
         t: its round; ``rounds_done`` counts completed rounds.
-        accuracy, masked_accuracy, unmasked_accuracy: last evaluation on the local test split; the first is that one
-            of the other two that ``masked_test`` asks for.
+        accuracy, masked_accuracy, unmasked_accuracy: last evaluation on the local test split; the first equals the
+            second or the third, as ``masked_test`` asks.
         bytes_out, bytes_in, messages_out: of the completed rounds.
         since: seconds of this host's monotonic clock when ``phase`` began; 0 if unknown.
         unread: messages that have arrived and were not yet used.
         undelivered: messages that wait to be passed to the transport, one for each connected neighbor.
         starts: how often the peer has started, this time included.
         resumes: how many of these starts followed a regular end, e.g. by `p2pfl stop`; the others followed a failure.
-        tested_on: p2pfl.learning.peer_data.TestedOn of the local test split; empty in runs of earlier versions.
+        tested_on: p2pfl.learning.peer_data.TestedOn of the local test split.
         skipped: what was not used in the completed rounds since it had diverged, by kind (p2pfl/outcomes.py).
     """
 
@@ -110,9 +110,8 @@ class Status:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def resumes_at_start(self) -> int:
-        """Return ``resumes`` of a process that starts now, after the one that has written this status."""
-        known = self.resumes if type(self.resumes) is int else 0
-        return known + (self.phase in ("stopped", "finished"))
+        """Return ``resumes`` for the next process of the peer, which starts now."""
+        return self.resumes + (self.phase in ("stopped", "finished"))
 
 
 @dataclass
@@ -127,7 +126,7 @@ class Result:
         metrics: further metrics of the local test split, by name; None where the model has diverged.
         extra_metrics: accuracies of the algorithm's additional evaluations by name.
         masked_accuracies: accuracies by name where only scores of the peer's local classes count: ``personal``, on
-            the local test split, and those of ``extra_metrics``. Empty in runs of earlier versions.
+            the local test split, and those of ``extra_metrics``.
         unmasked_accuracies: the same where the scores of all classes count.
         best, best_round: highest accuracy of the run, and its round.
         sent, received: ``{neighbor: {kind: [messages, payload bytes, header bytes]}}`` over the whole run.
@@ -150,11 +149,11 @@ class Result:
     model: str
     group: int
     accuracy: float | None = None
-    loss: Loss | None = None
+    loss: LossValue | None = None
     correct: int = 0
     samples: int = 0
     global_accuracy: float | None = None
-    metrics: dict[str, Loss | None] = field(default_factory=dict)
+    metrics: dict[str, LossValue | None] = field(default_factory=dict)
     extra_metrics: dict[str, float] = field(default_factory=dict)
     masked_accuracies: dict[str, float] = field(default_factory=dict)
     unmasked_accuracies: dict[str, float] = field(default_factory=dict)
@@ -235,25 +234,25 @@ class PeerFolder:
             write_json(path, asdict(status))
 
     def status(self) -> Status | None:
-        """The peer's status; None if it has written none yet, or if it is damaged, e.g. by a power failure."""
+        """Return the peer's status; None if it has written none yet, or if it is damaged, e.g. by a power failure."""
         return _read_record(Status, self.root / "status.json", stable=True)
 
     def write_result(self, result: Result) -> None:
         write_json(self.root / "result.json", asdict(result))
 
     def result(self) -> Result | None:
-        """The peer's result; None before the peer ended, or if it is damaged."""
+        """Return the peer's result; None before the peer ended, or if it is damaged."""
         return _read_record(Result, self.root / "result.json")
 
     def write_origin(self, origin: Origin) -> None:
         write_json(self.root / "origin.json", asdict(origin))
 
     def origin(self) -> Origin | None:
-        """The origin of the files; None outside a collection."""
+        """Return the origin of the files; None outside a collection."""
         return _read_record(Origin, self.root / "origin.json")
 
     def check_records(self) -> None:
-        """Check the types of the status and result, which another host may have written: they are printed and summed.
+        """Check the types of the status and the result: another host may have written them.
 
         Raises RunFolderError, naming file and key. Unlike other damage, a wrong type would fail later.
         """
@@ -289,7 +288,7 @@ def is_run(root: Path) -> bool:
 def require_empty(root: Path) -> None:
     """Raise RunFolderError if ``root`` exists and is not empty. Raises OSError if it is not a folder."""
     if root.exists() and any(root.iterdir()):
-        resume = f"resume the run in it with `p2pfl resume {root}`, or " * is_run(root)
+        resume = f"resume the run in it with `p2pfl resume {root}`, or " if is_run(root) else ""
         raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")
 
 
@@ -349,7 +348,7 @@ class RunFolder:
         return self.root / "addresses"
 
     def death_notice(self, peer: PeerId) -> Path:
-        """The file by which the launcher declares a peer dead that it no longer restarts."""
+        """Return the file by which the launcher declares dead a peer that it no longer restarts."""
         return self.addresses / f"{peer:02d}.dead"
 
     @property
@@ -387,7 +386,7 @@ class RunFolder:
 
 
 def _read_record(record: type[RecordT], path: Path, *, stable: bool = False) -> RecordT | None:
-    """None if the file is missing or damaged: records are informative, and nothing depends on them."""
+    """Read a record; None if the file is missing or damaged: nothing depends on records."""
     try:
         return record(**(_read_or_none(path, stable=stable) or {}))
     except TypeError:

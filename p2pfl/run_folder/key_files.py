@@ -32,7 +32,7 @@ PUBLIC = "public.yaml"
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that one peer holds: the public keys of all peers, by id, and its private key."""
+    """The keys that a peer holds: all public keys by peer, and its private key."""
 
     public: tuple[bytes, ...]
     private: bytes = field(repr=False)
@@ -42,7 +42,7 @@ class Keys:
         """Read the keys of peer ``me`` in a run of ``peers`` peers. Raises KeysError.
 
         Args:
-            public: hex digits by peer, instead of those in the folder.
+            public: hex digits by peer, instead of the keys in the folder.
         """
         return cls(public_keys(folder, peers, public), private_key(folder, me))
 
@@ -58,7 +58,7 @@ def check(
 
 
 def public_keys(folder: Path, peers: int, given: Mapping[PeerId, str] | None = None) -> tuple[bytes, ...]:
-    """The public keys of peers 0 to ``peers`` - 1: ``given``, or those in the folder. Raises KeysError."""
+    """Return the public keys of peers 0 to ``peers`` - 1: ``given``, or the keys in the folder. Raises KeysError."""
     if given is not None:
         return decode(given, peers, "transport.public_keys")
     return decode(_read_public(folder / PUBLIC), peers, str(folder / PUBLIC))
@@ -138,7 +138,7 @@ def write_per_peer(
                 public[peer] = bytes.fromhex(known[peer])
                 continue
             public[peer], private = new_pair()
-            # First, so that after a crash an existing private key always has its public key beside it.
+            # First, so that after a crash an existing private key always has a public key.
             write_atomically(peer_folder / PUBLIC, format_lines({peer: public[peer]}).encode(), durable=True)
             temporary = peer_folder / f".{target.name}.tmp"
             temporary.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ def write_per_peer(
 
 
 def peer_key_folder(folder: Path, peer: PeerId) -> Path:
-    """The folder with one peer's keys that ``write_per_peer`` writes."""
+    """Return the folder with one peer's keys that ``write_per_peer`` writes."""
     return folder / f"{peer:02d}"
 
 

@@ -61,7 +61,7 @@ def create_unique(run: Run, now: datetime | None = None) -> Path:
     now = now or datetime.now().astimezone()  # noqa: TID251  # for people
     out = run.file.out
     try:
-        out.mkdir(parents=True, exist_ok=True)  # not below: FileExistsError would also be of something in its place
+        out.mkdir(parents=True, exist_ok=True)  # not below, where FileExistsError means another run
     except OSError as error:
         raise RunFolderError(f"{out}: cannot be created: {obstacle(out) or error.strerror}") from error
     root = out / f"{run.name}-{now:%Y%m%d-%H%M%S}"

@@ -26,12 +26,12 @@ from p2pfl.file_locks import lock
 from p2pfl.run_folder.files import write_errors
 from p2pfl.terminal import printable
 
-Format = Literal["text", "json"]
+LogFormat = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
 MAX_LINE = 160
 """Characters of a line of text with details; only a message that is longer has more."""
 MAX_BYTES = 64 << 20
-"""Size of a log at which another one is begun, by default."""
+"""Default size in bytes at which a log is rotated."""
 TIME = "%Y-%m-%dT%H:%M:%S"
 
 
@@ -39,7 +39,7 @@ TIME = "%Y-%m-%dT%H:%M:%S"
 class LogSettings:
     """How one peer logs to its file: the least level to log, and the bytes after which another file is begun."""
 
-    format: Format = "text"
+    format: LogFormat = "text"
     level: str = "info"
     max_bytes: int = MAX_BYTES
 
@@ -56,7 +56,7 @@ class LogSettings:
 
 
 def log_info(format: str, levels: Sequence[str], megabytes: int | None, peers: int) -> dict[str, Any]:
-    """Return ``log`` of run.json, with what differs from the defaults.
+    """Return ``log`` of run.json: the settings that differ from the defaults.
 
     Args:
         levels: each LEVEL or PEER=LEVEL.
@@ -118,7 +118,7 @@ def lock_log(log: logging.Logger) -> bool:
 
 
 def details(*parts: str) -> dict[str, tuple[str, ...]]:
-    """The ``extra`` of a log call: parts of the entry that go to the log file but not to a terminal."""
+    """Return the ``extra`` of a log call: parts of the entry for the log file, not for a terminal."""
     return {"details": parts}
 
 
@@ -207,7 +207,7 @@ class _LogFile(_Lossy, logging.FileHandler):
 
 
 def rotated(path: Path) -> Path:
-    """The path of the log before a log."""
+    """Return the path of the log that was begun before this one."""
     return path.with_name(f"{path.name}.1")
 
 

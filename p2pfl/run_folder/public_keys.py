@@ -13,7 +13,7 @@ from p2pfl.errors import KeysError
 
 
 def problem_with(keys: Mapping[PeerId, str], peers: int) -> str | None:
-    """Why these cannot be the public keys of peers 0 to ``peers`` - 1; None if they can."""
+    """Return why these cannot be the public keys of peers 0 to ``peers`` - 1; None if they can."""
     missing = [peer for peer in range(peers) if peer not in keys]
     if missing:
         return f"no key of peer {', '.join(map(str, missing))}"
@@ -28,14 +28,14 @@ def problem_with(keys: Mapping[PeerId, str], peers: int) -> str | None:
 
 
 def decode(keys: Mapping[PeerId, str], peers: int, where: str) -> tuple[bytes, ...]:
-    """The keys of peers 0 to ``peers`` - 1. Raises KeysError, which names ``where`` they come from."""
+    """Return the keys of peers 0 to ``peers`` - 1. Raises KeysError, which names ``where`` they come from."""
     if problem := problem_with(keys, peers):
         raise KeysError(f"{where}: {problem}")
     return tuple(bytes.fromhex(keys[peer]) for peer in range(peers))
 
 
 def parse(text: str, where: str) -> dict[PeerId, str]:
-    """The keys in lines of ``peer: 64 hex digits``; # starts a comment. Raises KeysError."""
+    """Return the keys in lines of ``peer: 64 hex digits``; # starts a comment. Raises KeysError."""
     keys: dict[PeerId, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         content = line.partition("#")[0].strip()
@@ -51,10 +51,10 @@ def parse(text: str, where: str) -> dict[PeerId, str]:
 
 
 def format_lines(keys: Mapping[PeerId, bytes]) -> str:
-    """The contents of ``public.yaml``; ``parse`` reads them."""
+    """Return the contents of ``public.yaml``, which ``parse`` reads."""
     return "".join(f"{peer}: {key.hex()}\n" for peer, key in keys.items())
 
 
 def short(key: bytes) -> str:
-    """The first digits of a public key, for logs."""
+    """Return the first digits of a public key, for logs."""
     return f"{key.hex()[:12]}…"

@@ -1,7 +1,7 @@
 """The records of peers (metrics.jsonl), for all who read them, also while a peer writes them.
 
-Other versions of p2pfl and other hosts may have written them: what a record lacks, or holds as something else, counts
-as absent, and what names no peer and no round is no record. p2pfl/session/metrics.py lists the fields.
+Other hosts, or another version of p2pfl, may have written them. A field that is missing or has another type counts as
+absent, and an object without a peer or a round is ignored. p2pfl/session/metrics.py lists the fields.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ class Record:
 
     Attributes:
         plain: as it was written.
-        elapsed: seconds since the peer began the run; of earlier versions, the sum over its rounds.
+        elapsed: seconds since the peer began the run.
     """
 
     plain: dict[str, Any]
     peer: PeerId
     t: int
-    elapsed: float
+
+    @property
+    def elapsed(self) -> float:
+        return number(self.plain.get("elapsed")) or 0.0
 
     @property
     def accuracy(self) -> float | None:
@@ -38,7 +41,7 @@ class Record:
         return number(mapping(self.plain.get("personal")).get("accuracy"))
 
     def accuracy_with(self, *, masked: bool) -> float | None:
-        """Return the accuracy that counts the scores of local classes only, or of all; earlier versions had one."""
+        """Return the accuracy that counts the scores of local classes only, or of all classes."""
         return number(mapping(self.plain.get("personal")).get("masked_accuracy" if masked else "unmasked_accuracy"))
 
     @property
@@ -100,20 +103,12 @@ class Record:
         return {name: value for name, value in row if name not in ("peer", "t") and number(value) is not None}
 
 
-def parse(found: Iterable[dict[str, Any]], spent: dict[PeerId, float] | None = None) -> Iterator[Record]:
-    """Yield the records among JSON objects.
-
-    Args:
-        spent: seconds of each peer's rounds so far; kept up to date.
-    """
-    spent = {} if spent is None else spent
+def parse(found: Iterable[dict[str, Any]]) -> Iterator[Record]:
+    """Yield the records among JSON objects."""
     for plain in found:
         peer, t = peer_id(plain.get("peer")), peer_id(plain.get("t"))
-        if peer is None or t is None:
-            continue
-        spent[peer] = spent.get(peer, 0.0) + (number(mapping(plain.get("seconds")).get("total")) or 0.0)
-        elapsed = number(plain.get("elapsed"))
-        yield Record(plain, peer, t, spent[peer] if elapsed is None else elapsed)
+        if peer is not None and t is not None:
+            yield Record(plain, peer, t)
 
 
 def read(folder: RunFolder) -> Iterator[Record]:
@@ -132,7 +127,6 @@ class RecordFile:
         self._path = path
         self._inode: int | None = None
         self._offset = 0
-        self._spent: dict[PeerId, float] = {}
 
     def read(self) -> list[Record]:
         """Return the records since the last call; leave an incomplete last line for the next one."""
@@ -140,14 +134,14 @@ class RecordFile:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 if found.st_ino != self._inode or found.st_size < self._offset:
-                    self._inode, self._offset, self._spent = found.st_ino, 0, {}
+                    self._inode, self._offset = found.st_ino, 0
                 file.seek(self._offset)
                 new = file.read()
         except OSError:
             return []
         new = new[: new.rfind(b"\n") + 1]
         self._offset += len(new)
-        return list(parse(filter(None, map(json_object, new.splitlines())), self._spent))
+        return list(parse(filter(None, map(json_object, new.splitlines()))))
 
 
 def number(value: Any) -> float | None:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
 MAX_SETTINGS = 20_000
-"""Characters of settings that run.json has beside their hash, to name what was changed. A graph may be larger."""
+"""Most characters of settings in run.json, in addition to their hash, to name what was changed."""
 
 
 def describe_run(
     run: Run, run_id: str, started: datetime | None = None, launcher_pid: int | None = None
 ) -> dict[str, Any]:
-    """The contents of run.json. ``run_id``: 16 hex digits; peers of other runs are rejected."""
+    """Return the contents of run.json. ``run_id``: 16 hex digits; peers of other runs are rejected."""
     settings = run.settings()
     return {
         "id": run_id,
@@ -41,8 +41,8 @@ def describe_run(
 
 
 def derive_run_id(run: Run) -> str:
-    """A run id for peers that share nothing but the run file."""
-    # Not of the plug-ins' code: peers of one run that have different versions name these when they refuse each other.
+    """Return a run id for peers that share nothing but the run file."""
+    # Without the plug-ins' code: peers with different versions of it then refuse each other, and name the plug-ins.
     return hashlib.sha256(f"{run.name} {settings_of(run.config_hash())}".encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Bodies of a journal in files: written once, and mapped by their readers on the same host.
+"""Bodies of a journal in files: written once by their peer, and mapped by its neighbors on the same host.
 
 A segment is a file that only grows: a body is written before any reader learns of it, and the file is deleted as a
 whole. So what is mapped can neither change nor shrink. A segment's number is never used again.
@@ -10,19 +10,22 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from p2pfl import PeerId
 from p2pfl.messaging.journal import BodyStore, Place
 from p2pfl.messaging.wire import ALIGNMENT, Buffer, Encoded
 from p2pfl.run_folder.files import sync, write_errors
+from p2pfl.session.free_memory import forget
 
 SEGMENT = 1 << 20
-"""Bytes after which a segment is full. A larger body is the last one in its segment."""
+"""Bytes after which a segment is full. A larger body ends its segment."""
 MAX_PARTS = 512
 """Buffers written by one system call."""
 _MADV_POPULATE_READ = 22
@@ -30,7 +33,7 @@ _MADV_POPULATE_READ = 22
 
 
 class FileStore(BodyStore):
-    """In a folder."""
+    """The bodies of this peer's journal, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +47,7 @@ class FileStore(BodyStore):
                 old.unlink()
             self.token = f"token-{secrets.token_hex(16)}"
             os.close(os.open(folder / self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            # Drawn, because deleted segments leave no trace, but checkpoints and references may still name them.
+            # Random, because checkpoints and references may still name segments that were deleted.
             self.current = 1 + secrets.randbits(51)
 
     def _numbers(self) -> set[int]:
@@ -58,9 +61,8 @@ class FileStore(BodyStore):
                 self._size = 0
             place = Place(self.current, -(-self._size // ALIGNMENT) * ALIGNMENT)
             if place.at + encoded.size >= SEGMENT:  # allocated at once: half the time
-                with suppress(
-                    AttributeError, OSError
-                ):  # Python or the file system lacks it; the write tells what fails
+                # Where Python or the file system lacks it, the write tells what fails.
+                with suppress(AttributeError, OSError):
                     os.posix_fallocate(self._file, place.at, encoded.size)
             end = _write(self._file, list(encoded.parts()), place.at)
         self._size = end
@@ -106,13 +108,41 @@ class FileStore(BodyStore):
         sync(self.folder)  # the names of new segments
 
     def close(self) -> None:
-        """Close the open segment; nothing can be written any more."""
+        """Close the open segment, after the last write."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _path(self, segment: int) -> str:
-        return body_path(self._name, segment)
+        return _path(self._name, segment)
+
+
+class NeighborJournals:
+    """The journals of neighbors on the same host, as this process can read them.
+
+    Args:
+        token: the name of a file in this peer's journal folder.
+        folder_of: returns where a neighbor's journal would be. This peer's run folder determines that, never what the
+            neighbor says: a neighbor may only name numbered files in it.
+    """
+
+    def __init__(self, token: str, folder_of: Callable[[PeerId], Path]) -> None:
+        self.own = (_boot_id(), token)
+        self._folder_of = cache(lambda peer: str(folder_of(peer)))
+
+    def can_open(self, peer: PeerId, boot: str, token: str) -> bool:
+        """Return whether a neighbor's journal is here: same host, same run folder, readable by this user."""
+        if not boot or boot != self.own[0] or not token.startswith("token-") or "/" in token or "\0" in token:
+            return False
+        return os.access(f"{self._folder_of(peer)}/{token}", os.R_OK)
+
+    def open_body(self, peer: PeerId, segment: int, at: int, size: int) -> Tensor:
+        """Map a body copy-on-write; it is unmapped with its last tensor. Raises OSError."""
+        return map_body(_path(self._folder_of(peer), segment), at, size, populate=True)
+
+    def forget(self, body: Tensor) -> None:
+        """Free the memory of a body from ``open_body``, which was not modified, until it is read again."""
+        forget(body)
 
 
 def _write(file: int, parts: list[memoryview], at: int) -> int:
@@ -127,15 +157,19 @@ def _write(file: int, parts: list[memoryview], at: int) -> int:
     return at
 
 
-def body_path(folder: str, segment: int) -> str:
+def _path(folder: str, segment: int) -> str:
     # Not a ``Path``: each interns the names in it, and the table of interned strings would grow with every segment.
     return f"{folder}/{segment}"
 
 
 def map_body(path: str, at: int, size: int, *, populate: bool = False) -> Tensor:
+    """Map a body copy-on-write, uint8 [size]. Raises OSError.
+
+    Args:
+        populate: read all of it now.
+    """
     start = at - at % mmap.ALLOCATIONGRANULARITY
-    # Not blocking, in case that it is a named pipe.
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not block
     try:
         if at % ALIGNMENT or os.fstat(file).st_size < at + size:
             raise OSError(0, "not as large as announced")
@@ -150,3 +184,10 @@ def map_body(path: str, at: int, size: int, *, populate: bool = False) -> Tensor
         with suppress(OSError):  # one system call instead of a fault per page
             pages.madvise(_MADV_POPULATE_READ)
     return torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=at - start)
+
+
+def _boot_id() -> str:
+    """Return what identifies a running kernel; empty if that is unknown."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

@@ -36,16 +36,18 @@ from p2pfl.session.model_trial import Trial
 from p2pfl.session.pretrained import load_pretrained
 from p2pfl.tensors import digest, frozen_of, statistics_of
 
+RunData = tuple[Dataset, list[Subset]]
+"""The dataset of a run, and the samples of each peer."""
 DATASET = "dataset.sha256"
 """The file of a run folder with the hash of the dataset that its peers learn from."""
 
 
-def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> tuple[Dataset, list[Subset]]:
+def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> RunData:
     """Map the run's inputs from this host's cache, and divide them among the peers.
 
     Args:
         folder: the run folder, if the run has begun: its dataset must not have changed.
-        record: write the dataset's hash into a run folder that has none, as a run does that begins.
+        record: the run begins: write the dataset's hash into its folder.
 
     Raises:
         RunFileError: the dataset is not available, has changed since the run began, or cannot be partitioned as
@@ -64,7 +66,7 @@ def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> No
         recorded = file.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         if record:
-            with suppress(WriteError):  # a full disk has an error of its own, at what the run needs
+            with suppress(WriteError):  # a full disk is reported where the run needs it
                 write_atomically(file, f"{dataset.sha256}\n".encode())
         return
     except (OSError, UnicodeDecodeError) as error:
@@ -73,12 +75,12 @@ def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> No
         text = (
             f"{dataset.name} has changed since this run began, or this host decodes it differently: its hash is "
             f"{dataset.sha256[:12]}…, not {recorded[:12]}…; restore its files, start a new run, or delete {file} to "
-            "use it nevertheless"
+            "use it anyway"
         )
         raise ChangedDataset(run.error_at("data.dataset", DataError(text)).problems)
 
 
-def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
+def _load_data(run: Run) -> RunData:
     data = run.file.data
     try:
         dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download, run.base)
@@ -128,7 +130,7 @@ def _check_kind(run: Run, dataset: Dataset) -> None:
 
 
 def _first_peers(run: Run) -> dict[str, PeerId]:
-    """The first peer of each architecture."""
+    """Return the first peer of each architecture."""
     return {architecture(run.file.models.group, peer): peer for peer in reversed(range(run.peers))}
 
 
@@ -144,7 +146,7 @@ def check_models(run: Run, dataset: Dataset, subsets: Sequence[Subset] = ()) -> 
         What users should know about their models.
 
     Raises:
-        RunFileError: one does not.
+        RunFileError: an architecture does not suit.
     """
     _check_architectures(run, dataset)
     remarks: list[str] = []
@@ -218,7 +220,7 @@ def _check_architectures(run: Run, dataset: Dataset) -> None:
     features: dict[str, int] = {}
     for member, peer in sorted(_first_peers(run).items()):
         try:
-            # Models of this project need no memory here; those of users may do anything while they are built.
+            # Built-in models need no memory here; a user's model may do anything while it is built.
             device = nullcontext() if _is_of_user(member) else torch.device("meta")
             with rng.torch_seeded(run.seed, "check"), kept_random_states(), device:
                 model = build(group, peer, dataset.channels, dataset.size, dataset.classes, models.features)
@@ -233,9 +235,7 @@ def _check_architectures(run: Run, dataset: Dataset) -> None:
         raise run.error_at("models.features", ModelError(text))
 
 
-def make_algorithm(
-    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], device: torch.device, streams: Streams
-) -> Algorithm[Any]:
+def make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, streams: Streams) -> Algorithm[Any]:
     """Build peer ``me``'s model and algorithm in their state before round 0.
 
     Raises:
@@ -246,9 +246,7 @@ def make_algorithm(
         return _make_algorithm(run, me, data, device, streams)
 
 
-def _make_algorithm(
-    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], device: torch.device, streams: Streams
-) -> Algorithm[Any]:
+def _make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, streams: Streams) -> Algorithm[Any]:
     dataset, subsets = data
     augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
     models, group = run.file.models, run.file.models.group

@@ -1,10 +1,10 @@
 """Checkpoints: the complete state of a peer after a round.
 
 A checkpoint is one file, replaced atomically and durably: a SHA-256 checksum, then the output of ``torch.save``
-(torch does not verify those that it writes). It is loaded with ``weights_only``: tensors and plain containers, and
+(torch does not verify its own checksums). It is loaded with ``weights_only``: tensors and plain containers, and
 nothing is executed. It contains the run and the peer that it belongs to, and its format.
 
-The previous checkpoint is kept and replaces a damaged one. So neighbors may discard a message to this peer only once
+The previous checkpoint is kept and replaces a damaged one. So neighbors may discard a message to this peer only when
 the *previous* checkpoint contains it.
 """
 
@@ -30,9 +30,9 @@ from p2pfl.errors import CheckpointError, first_line
 from p2pfl.run_folder.files import NewFile, write_all, write_errors
 from p2pfl.tensors import raw
 
-State = dict[str, Any]
+PeerState = dict[str, Any]
 
-FORMAT = 4
+FORMAT = 5
 """Version of the state's layout. A format mismatch is not corruption: both files are left in place."""
 
 START = "round 0"
@@ -43,12 +43,12 @@ _ALIGNMENT = 64
 
 
 def previous(path: Path) -> Path:
-    """The path of the previous checkpoint."""
+    """Return the path of the previous checkpoint."""
     return path.with_stem(f"{path.stem}-previous")
 
 
 def damaged(path: Path) -> Path:
-    """The path that an unusable checkpoint is moved to, for inspection."""
+    """Return the path that an unusable checkpoint is moved to, for inspection."""
     return path.with_stem(f"{path.stem}-damaged")
 
 
@@ -84,7 +84,7 @@ class Unstorable(TypeError):
         return next(filter(None, (self.place(item, f"{name}[{key!r}]") for key, item in items)), None)
 
 
-class _Place(NamedTuple):
+class _KeptTensor(NamedTuple):
     """Where a tensor of a kept state lies in the file."""
 
     at: int
@@ -129,9 +129,9 @@ class KeptState:
         with write_errors(folder):
             self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # ``close`` closes it
         self._size = 0
-        self._state: State = {}
+        self._state: PeerState = {}
 
-    def write(self, state: State) -> None:
+    def write(self, state: PeerState) -> None:
         """Copy ``state`` in place of what was kept; later training does not modify the copy.
 
         Raises:
@@ -142,7 +142,7 @@ class KeptState:
         with write_errors(self._folder):
             self._state = self._put(state)
 
-    def read(self) -> State:
+    def read(self) -> PeerState:
         """Return the state, with dense tensors on the CPU, valid until the next ``write``."""
         file = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY) if self._size else None
         return self._get(self._state, file)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ class KeptState:
         if isinstance(value, Tensor):
             if not value.numel():
                 return value.detach().cpu()
-            place = _Place(self._size, value.dtype, value.shape)
+            place = _KeptTensor(self._size, value.dtype, value.shape)
             end = write_all(self._file.fileno(), raw(value).numpy().data, place.at)
             self._size = -(-end // _ALIGNMENT) * _ALIGNMENT
             return place
@@ -169,7 +169,7 @@ class KeptState:
         raise Unstorable(value)
 
     def _get(self, value: Any, file: mmap.mmap | None) -> Any:
-        if isinstance(value, _Place):
+        if isinstance(value, _KeptTensor):
             assert file is not None
             count = value.shape.numel()
             return torch.frombuffer(file, dtype=value.dtype, count=count, offset=value.at).view(value.shape)
@@ -180,7 +180,7 @@ class KeptState:
         return value
 
 
-def save(path: Path, state: State) -> None:
+def save(path: Path, state: PeerState) -> None:
     """Write ``state`` to ``path``, and keep the old file as the previous checkpoint. Raises WriteError.
 
     After a crash at any point, at least one of the two is intact and not older than the old file.
@@ -221,7 +221,7 @@ class _Sink:
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """Have torch leave out its checksums, which take twice as long as all the rest: the file has a better one."""
+    """Disable torch's checksums, which take two thirds of the time: the file has a better one."""
     setter = getattr(torch.serialization, "set_crc32_options", None)  # since torch 2.6
     if setter is None:
         yield
@@ -239,18 +239,22 @@ def load(
     run_id: str,
     me: PeerId,
     log: logging.Logger | None = None,
-    damage: Callable[[State], str] = lambda state: "",
+    damage: Callable[[PeerState], str] = lambda state: "",
     *,
     repair: bool = True,
     otherwise: str = START,
-) -> State | None:
+) -> PeerState | None:
     """Load the newest usable state; None if there is no checkpoint yet, or if the only one is not usable.
 
-    ``damage`` names what a state refers to and is damaged, if anything is; such a state is not usable.
+    An unusable newest checkpoint is moved aside and logged, and the previous one is loaded.
 
-    An unusable newest checkpoint is moved aside and logged (unless not ``repair``), and the previous one is loaded.
-    ``otherwise`` is what the peer resumes from, as texts say, if there is no previous one; empty if from nothing.
-    Raises CheckpointError if neither is usable, or if another version of p2pfl wrote one of them.
+    Args:
+        damage: names something damaged that a state refers to; such a state is not usable.
+        repair: move an unusable checkpoint aside.
+        otherwise: for messages: what the peer resumes from without a previous checkpoint; empty if from nothing.
+
+    Raises:
+        CheckpointError: neither is usable, or another version of p2pfl has written one of them.
     """
     newest, error = _load_usable(path, run_id, me, damage)
     if newest is not None:
@@ -271,7 +275,7 @@ def load(
     return older
 
 
-def read(path: Path) -> State:
+def read(path: Path) -> PeerState:
     """Read a checkpoint of any run and peer. Raises CheckpointError if it is missing or damaged."""
     try:
         content = memoryview(path.read_bytes())
@@ -298,9 +302,9 @@ def is_intact(path: Path) -> bool:
 
 
 def _load_usable(
-    path: Path, run_id: str, me: PeerId, damage: Callable[[State], str]
-) -> tuple[State | None, CheckpointError | None]:
-    """The state in ``path``, or why it is unusable; neither if there is no such file."""
+    path: Path, run_id: str, me: PeerId, damage: Callable[[PeerState], str]
+) -> tuple[PeerState | None, CheckpointError | None]:
+    """Return the state in ``path``, or why it is unusable; neither if there is no such file."""
     try:
         state = read(path)
     except CheckpointError as error:
@@ -309,7 +313,7 @@ def _load_usable(
         return None, CheckpointError(f"{path}: belongs to another run or peer")
     if (found := state.get("format")) != FORMAT:
         raise CheckpointError(
-            f"{path}: has format {found or 1}, but this version of p2pfl reads format {FORMAT}: resume the run with "
+            f"{path}: has format {found}, but this version of p2pfl reads format {FORMAT}: resume the run with "
             "the version that started it, or launch it again"
         )
     if damaged := damage(state):

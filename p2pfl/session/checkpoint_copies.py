@@ -41,7 +41,7 @@ STUCK = 120.0
 """Seconds without progress after which an attempt is given up: clients of storages may try for longer."""
 PAUSE, MAX_PAUSE = 5.0, 300.0
 """A failed attempt is followed by a pause of this many times the seconds that it took, at most of the second number:
-storage that cannot be reached must not slow down training."""
+a storage that cannot be reached must not slow down training."""
 CHECKPOINT, METRICS, JOURNAL = "checkpoint.pt", "metrics.jsonl", "journal/"
 _LIST = re.compile(r"\d{8,}-[0-9a-f]{16}\.json")
 _OBJECT = re.compile(r"[0-9a-f][0-9a-z.-]*")
@@ -133,12 +133,11 @@ class CheckpointCopies:
     # ---- making
 
     def save(self, rounds_done: int, segments: Mapping[int, int], *, last: bool = False) -> bool:
-        """Copy the checkpoint that was written last, unless an attempt has failed a moment ago. On any thread.
+        """Copy the last checkpoint, unless an attempt has just failed. On any thread.
 
         Args:
             rounds_done: its rounds.
-            segments: how many bytes of which segments of the journal it refers to. The files may be longer: others
-                are being appended.
+            segments: {segment of the journal: bytes that it refers to}. The files may be longer, as they grow.
             last: it is the last one of this process: copy it in any case.
 
         Returns:
@@ -163,16 +162,14 @@ class CheckpointCopies:
             return True
         pause = min(MAX_PAUSE, PAUSE * (monotonic() - began))
         self._next_attempt = monotonic() + pause
-        self._log.warning(
-            "checkpoint not copied t=%d to=%s: %s; trying again with the next one in %.0f s or later",
-            *(rounds_done - 1, self.url, errors[-1], pause),
-        )
+        text = "checkpoint not copied t=%d to=%s: %s; trying again with the next one in %.0f s or later"
+        self._log.warning(text, rounds_done - 1, self.url, errors[-1], pause)
         return False
 
     def _try(self, rounds_done: int, segments: Mapping[int, int], given_up: Event, errors: list[str]) -> None:
         try:
             self._save(rounds_done, segments, given_up)
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # of any type, by file system
             errors.append(first_line(error))
 
     def _save(self, rounds_done: int, segments: Mapping[int, int], given_up: Event) -> None:
@@ -228,7 +225,7 @@ class CheckpointCopies:
     # ---- restoring
 
     def restore(self) -> bool:
-        """Restore the newest complete copy, unless the folder's own checkpoint is as new. Return whether it was done.
+        """Restore the newest complete copy, unless the folder's checkpoint is as new. Return whether it was restored.
 
         Raises:
             CheckpointError: the copies cannot be read, or none is complete.
@@ -236,7 +233,7 @@ class CheckpointCopies:
         """
         try:
             found = self._find()
-        except Exception as error:  # as above
+        except Exception as error:  # of any type, by file system
             problem = f"checkpoint_copies {self.url}: cannot be read: {first_line(error)}"
             raise CheckpointError(f"{problem}; make it reachable from this host, then resume the run") from error
         if not found or self._has(found[-1]):
@@ -298,14 +295,14 @@ class CheckpointCopies:
                 file.write(chunk, at)
                 at += len(chunk)
             if at != size:
-                raise _Incomplete(f"{stored} has {at} bytes in place of {size}")
+                raise _Incomplete(f"{stored} has {at} bytes instead of {size}")
             if target == self._folder.checkpoint and not checkpoint.is_intact(Path(file.temporary)):
                 raise _Incomplete(f"{stored} is damaged: checksum mismatch")
             file.replace()
 
 
 def _chunks(fs: Any, path: str) -> Iterable[bytes]:
-    """Yield the content of an object. Raises _Incomplete in place of whatever the file system raises."""
+    """Yield the content of an object. Raises _Incomplete for any error of the file system."""
     try:
         with fs.open(path, "rb") as reader:
             while chunk := reader.read(CHUNK):

@@ -1,7 +1,7 @@
 """Processes that plug-ins start: a metric or a loader with a pool of workers, subprocesses, joblib.
 
-Forks would inherit how this process handles signals, so that a pool could not end its workers by SIGTERM, and wait
-for OpenMP's threads, which are not copied. They end with this process, also if that is killed.
+Without preparation, forks inherit this process's signal handlers, so that a pool cannot end its workers by SIGTERM,
+and wait for OpenMP's threads, which are not copied. Forks end with this process, also if it is killed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PR_SET_PDEATHSIG = 1
 
 _depth = 0
 _fork = threading.local()
-"""Of the thread that forks: its mask of signals, and this process's id if it is the main thread."""
+"""Set by the thread that forks: its signal mask, and this process's id if it is the main thread."""
 
 
 @contextmanager
 def children_of_plugins(*, kill: bool = True) -> Iterator[None]:
-    """Prepare what is forked inside, and kill what still runs at the end of those that plug-ins have started.
+    """Prepare processes that are forked inside, and kill those that plug-ins have left running at the end.
 
     Args:
         kill: this process is p2pfl's, so that what starts inside belongs to plug-ins. Otherwise nothing is killed.
@@ -47,9 +47,9 @@ def children_of_plugins(*, kill: bool = True) -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    """Return the processes below this one, but for the one in which multiprocessing tracks shared memory.
+    """Return the descendants of this process, except multiprocessing's tracker of shared memory.
 
-    psutil reads all processes of the host, as other peers of the mesh would too: only where the kernel does not tell.
+    psutil reads all processes of the host, which is slow with many peers: use it only where /proc lists no children.
     """
     if not os.path.exists("/proc/thread-self/children"):
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Compute slots: permission to compute, of which each host grants a limited number at a time."""
+"""Compute slots: each host lets a limited number of peers compute at a time."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class HeldSlot:
     """The slot of one session: tracks whether it is held, and the time spent in the queue for it.
 
     A method may wait in several tasks. Any wait releases the slot, because the tasks that do not wait for neighbors
-    usually wait for this one. When a wait ends, its task takes the slot again, while others still wait only until it
-    suspends: the neighbors may need the slot to send what those wait for.
+    usually wait for the task that does. When a wait ends, its task takes the slot again. If others still wait, it
+    keeps the slot only until it suspends: the neighbors may need it to send what they wait for.
     """
 
     def __init__(self, slot: Slot, meter: CostMeter | None = None, clock: Callable[[], float] | None = None) -> None:
         self.slot = slot
         self._clock = clock or perf_counter
         self.meter = meter or CostMeter()
-        """Is told when the session computes."""
+        """Told when the session computes."""
         self.queued = 0.0
         """Seconds; the session resets it in every round."""
         self._held = False
         self._waits = 0
         self._queue = asyncio.Lock()
-        """Of the tasks of this session: one queues for the slot, the others for it."""
+        """Orders the tasks of this session: one queues for the slot, the others for the lock."""
 
     async def acquire(self) -> None:
         async with self._queue:

@@ -1,13 +1,13 @@
-"""What a peer's rounds cost: seconds of CPU and GPU, and joules where the host tells.
+"""What a peer's rounds cost: seconds of CPU and GPU, and joules where the host measures them.
 
     cpu_seconds   user and system time, of all threads
     gpu_seconds   time for which the peer held a slot of its GPU; peers that share one hold slots at the same time
     cpu_joules    an estimate; see below
     gpu_joules    an estimate; see below
 
-Counters of energy count everybody: RAPL all programs on the host's processors, NVML all on the GPU, idle ones too. So
-a peer is charged its part: of RAPL's energy in a round, the fraction that it had of the CPU time of all programs; of
-the GPU's energy, one over the number of the run's peers on it. Other programs on the GPU are charged to the peers.
+Energy counters include all programs, idle ones too: RAPL on the host's processors, NVML on the GPU. So a peer is
+charged a part: of RAPL's energy in a round, its fraction of the CPU time of all programs; of the GPU's energy, one
+over the number of the run's peers on it. Other programs on the GPU are charged to the peers.
 RAPL's files are readable by root only on most systems; NVML needs the package nvidia-ml-py (extra ``energy``).
 """
 
@@ -81,7 +81,7 @@ class CostMeter:
 
     def _counters(self) -> dict[str, float]:
         found = {"process": process_time()}
-        with suppress(OSError, ValueError, IndexError):  # not readable any more
+        with suppress(OSError, ValueError, IndexError):  # no longer readable
             if self._rapl is not None:
                 found |= {"rapl": self._rapl.read(), "busy": busy_seconds()}
         if self._gpu_joules is not None:
@@ -99,7 +99,7 @@ class _Rapl:
 
     @classmethod
     def find(cls) -> _Rapl | None:
-        """Return them, if there are some that this user may read."""
+        """Return the counters, if this user may read any."""
         with suppress(OSError, ValueError):
             zones = [
                 zone
@@ -114,7 +114,7 @@ class _Rapl:
         return sum(int(file.read_text()) for file in self._files) / 1e6
 
     def between(self, before: float, after: float) -> float:
-        """Return the joules between two readings. A counter that started again at 0 is charged nothing or little."""
+        """Return the joules between two readings; nothing or little if a counter was reset in between."""
         return after - before if after >= before else max(0.0, after - before + self._range / len(self._files))
 
 

@@ -17,8 +17,8 @@ def deterministic(*, strictly: bool = True, fill: bool = False) -> Iterator[None
     """Restrict torch to deterministic kernels inside.
 
     Args:
-        strictly: raise an error where torch has none; otherwise warn (bit-identical results are guaranteed on the CPU
-            only).
+        strictly: raise an error where torch lacks a deterministic kernel; otherwise warn (bit-identical results are
+            guaranteed on the CPU only).
         fill: fill new tensors with NaN, so that a program that reads uninitialized memory is deterministic too. torch
             does so by default, at a few percent of the time on a CPU and a kernel per tensor on a GPU; here, only if
             asked to, or if the caller has already turned deterministic kernels on.

@@ -7,7 +7,6 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from p2pfl import PeerId
 from p2pfl.control_groups import usable_cores
 from p2pfl.errors import P2pflError
 
@@ -19,7 +18,7 @@ NO_GPU = "torch finds no GPU on this host; use device: auto or cpu"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class HostGpu:
     """A GPU; ``memory`` in bytes."""
 
     name: str
@@ -27,7 +26,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Slice:
+class GpuSlice:
     """What the peers on one GPU get: ``memory`` is the fraction that each may allocate."""
 
     peers: range
@@ -35,11 +34,11 @@ class Slice:
     at_once: int
 
 
-def slices(run: RunFile, gpus: int) -> list[Slice]:
+def slices(run: RunFile, gpus: int) -> list[GpuSlice]:
     """Return the part of each of this host's GPUs that a peer gets. GPUs without peers have no slice."""
     on_gpu = [range(index, run.peers, gpus) for index in range(min(gpus, run.peers))]
     at_once = peers_at_once(run, gpus)
-    return [Slice(peers, run.gpu.memory_fraction or 1.0 / len(peers), at_once) for peers in on_gpu]
+    return [GpuSlice(peers, run.gpu.memory_fraction or 1.0 / len(peers), at_once) for peers in on_gpu]
 
 
 def peers_at_once(run: RunFile, gpus: int) -> int:
@@ -51,11 +50,7 @@ def peers_at_once(run: RunFile, gpus: int) -> int:
     return run.slots or (run.gpu.peers_per_gpu if gpus else None) or by_cores
 
 
-def slice_of(run: RunFile, me: PeerId, gpus: int) -> Slice:
-    return slices(run, gpus)[me % gpus]
-
-
-def find_gpus() -> list[Gpu]:
+def find_gpus() -> list[HostGpu]:
     """Return the GPUs that torch finds.
 
     It looks in a fork: a process that has used CUDA cannot fork peers that use it.
@@ -71,22 +66,22 @@ def find_gpus() -> list[Gpu]:
     with os.fdopen(reader, "rb") as pipe:
         found = pipe.read()
     os.waitpid(pid, 0)
-    return [Gpu(**gpu) for gpu in json.loads(found or b"[]")]
+    return [HostGpu(**gpu) for gpu in json.loads(found or b"[]")]
 
 
 def torch_build() -> tuple[str, str | None, str]:
-    """Return the version of torch, the version of CUDA that it is built for, if any, and that of torchvision."""
+    """Return the versions of torch, of CUDA that it is built for (None for the CPU), and of torchvision."""
     import torch
     import torchvision
 
     return torch.__version__, torch.version.cuda, torchvision.__version__
 
 
-def _gpus() -> list[Gpu]:
+def _gpus() -> list[HostGpu]:
     import torch
 
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [Gpu(found.name, found.total_memory) for found in properties]
+    return [HostGpu(found.name, found.total_memory) for found in properties]
 
 
 def require_gpu(run: Run) -> None:

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.data import Dataset, Subset
 from p2pfl.learning.evaluation import PREDICTION_BATCH
-from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
-from p2pfl.session.build import make_algorithm
+from p2pfl.session.build import RunData
 from p2pfl.session.determinism import deterministic
+from p2pfl.session.peer_model import restored_algorithm
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,7 @@ class Inspection:
     prototype_classes: tuple[int, ...]
 
 
-def inspect_models(
-    run: Run, folder: RunFolder, data: tuple[Dataset, list[Subset]], samples: int
-) -> Iterator[Inspection]:
+def inspect_models(run: Run, folder: RunFolder, data: RunData, samples: int) -> Iterator[Inspection]:
     """Inspect the peers that have written a checkpoint, on the CPU. Nothing in ``folder`` changes.
 
     Args:
@@ -63,8 +60,7 @@ def inspect_models(
         saved = checkpoint.load(files.checkpoint, run_id, files.peer, repair=False)
         if saved is None:
             continue
-        algorithm = make_algorithm(run, files.peer, data, torch.device("cpu"), Streams(run.seed, files.peer))
-        algorithm.load_state_dict(saved["algorithm"])
+        algorithm = restored_algorithm(run, files.peer, data, saved)
         with deterministic(strictly=True), torch.no_grad(), algorithm.streams.evaluation():
             inspection = _inspect(algorithm, saved["rounds_done"], samples, masked=run.file.masked_test)
         yield inspection

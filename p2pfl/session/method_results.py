@@ -1,6 +1,6 @@
-"""What the methods of an algorithm return, checked where the session uses it: they may be a plug-in's.
+"""Check what the methods of an algorithm return: they may be a plug-in's.
 
-All raise PluginError with the line of the method, and what it should return.
+All raise PluginError with the line of the method and what it should return.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_setup(algorithm: Algorithm[Any]) -> None:
 
 @naming_lines()
 def layouts_of(algorithm: Algorithm[Any]) -> Sequence[Layout]:
-    """Return the layouts, and set them as what the algorithm accepts: it judges its own bodies as receivers do."""
+    """Return the layouts, and set them as what the algorithm accepts: it checks what it sends as receivers do."""
     layouts: object = algorithm.layouts()
     expected = "layouts should return a list with a Layout.of(body) for each kind of message"
     if not isinstance(layouts, Iterable):
@@ -57,7 +57,8 @@ def weights_of(algorithm: Algorithm[Any]) -> Mapping[PeerId, float] | None:
             known = f"the peers are 0 to {algorithm.peers - 1}"
             raise PluginError.of(algorithm.weights, f"weights should be by peer, but {j!r} is not one: {known}")
         if not math.isfinite(weight):
-            raise PluginError.of(algorithm.weights, f"weights should be finite, but that of peer {j} is {weight}")
+            text = f"weights should be finite, but the weight of peer {j} is {weight}"
+            raise PluginError.of(algorithm.weights, text)
     return found
 
 
@@ -76,7 +77,7 @@ def extra_metrics_of(algorithm: Algorithm[Any], whole: bool) -> Iterator[ExtraMe
 
 
 def _numbers(method: Callable[[], object], values: object, expected: str) -> dict[Any, float]:
-    """Return the mapping with plain numbers in place of those of NumPy and torch."""
+    """Return the mapping with numbers of NumPy and torch as plain ones."""
     name = getattr(method, "__name__", "the method")
     if not isinstance(values, Mapping):
         raise PluginError.of(method, f"{name} should return a dict of {expected}, not {_kind(values)}")

@@ -22,8 +22,8 @@
                                                         p2pfl/outcomes.py
 
 ``elapsed`` is of a monotonic clock. A peer that resumes counts on from its last record, also if it repeats rounds;
-the time when it was not running does not count. NaN and infinity are null. Aggregation and everything else take
-what remains of ``total``.
+time in which it was not running does not count. NaN and infinity are null. The rest of ``total`` is aggregation and
+everything else.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def append(path: Path, record: RoundRecord) -> None:
 
 
 def truncate(path: Path, t: int, log: logging.Logger, last: int = -1) -> float:
-    """Drop damaged records and those of round ``t`` and later: a peer that resumes writes them again.
+    """Drop damaged records, and records of round ``t`` and later: a peer that resumes writes them again.
 
     The others are on disk before they replace the file, since the peer does not write them again. If some of them are
     lost, say so in ``log``, and keep a file with damaged ones.
@@ -144,7 +144,7 @@ def truncate(path: Path, t: int, log: logging.Logger, last: int = -1) -> float:
     kept = "".join(json.dumps(record) + "\n" for record in earlier).encode()
     if kept != before:
         write_atomically(path, kept, durable=True)
-    return max((record.get("elapsed", 0.0) for record in records), default=0.0)  # none in those of old versions
+    return max((record.get("elapsed", 0.0) for record in records), default=0.0)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -172,8 +172,7 @@ class Totals:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Totals:
-        """Restore a state, perhaps of an earlier version, which did not count outcomes."""
-        return cls(**{**state, "outcomes": Outcomes(**state.get("outcomes", {}))})
+        return cls(**{**state, "outcomes": Outcomes(**state["outcomes"])})
 
     def add(self, record: RoundRecord) -> None:
         for total, counts in ((self.sent, record.sent), (self.received, record.received)):
@@ -186,7 +185,7 @@ class Totals:
         self.outcomes.add(record.outcomes, record.t)
 
     def ended(self) -> tuple[Phase, str]:
-        """Return how a peer ends after its last round: "failed", and why, if nothing came of any round."""
+        """Return how a peer ends after its last round: "failed", and why, if every result was discarded."""
         failure = self.outcomes.failure()
         return ("failed", failure) if failure else ("finished", "")
 

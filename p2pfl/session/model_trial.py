@@ -111,7 +111,7 @@ class Trial:
     def _resumed(
         self, model: Model, copy: Model, before: Mapping[str, str], of_classes: Mapping[str, str]
     ) -> Iterator[str]:
-        """Compare how a trained model goes on with how a copy does that is restored from its state."""
+        """Compare how a trained model continues with how a copy continues that is restored from its state."""
         state = model.state_dict()
         for key, value in state.items():
             try:
@@ -129,8 +129,8 @@ class Trial:
         lost += sorted(key for key, value in shared.items() if value != of_classes.get(key))
         if lost:
             yield (
-                f"attributes that training changes are not in its state ({_listed(lost)}), so a run that is resumed "
-                "from checkpoints goes on with other values: make them buffers (register_buffer), or return them in "
+                f"attributes that training changes are not in its state ({_listed(lost)}), so a resumed run "
+                "continues with other values: make them buffers (register_buffer), or return them in "
                 "get_extra_state"
             )
         elif not torch.allclose(left, right, rtol=0, atol=0, equal_nan=True):
@@ -180,7 +180,7 @@ class Trial:
 
 
 def _in_order(sizes: Collection[int], most: float) -> list[int]:
-    """Return those of the sizes of batches, the most important ones first, that have ``most`` samples in total."""
+    """Return sizes of batches, the most important first, up to ``most`` samples in total."""
     small, large = min(sizes), max(sizes)
     left = []
     for size in dict.fromkeys([small, large, *sorted(sizes)]):
@@ -223,7 +223,7 @@ def _attributes(model: Model) -> dict[str, str]:
 
 
 def _class_attributes(model: Model) -> dict[str, str]:
-    """Return those of the classes of users' modules, which all peers of a process share."""
+    """Return the plain attributes of the classes of users' modules, which all peers of a process share."""
     classes = {cls for module in model.modules() for cls in type(module).__mro__ if issubclass(cls, nn.Module)}
     return {
         f"{cls.__name__}.{key}": text

@@ -19,7 +19,7 @@ ON_THE_HOST = "allocate memory"
 
 @contextmanager
 def memory_errors(me: PeerId, device: torch.device, run: RunFile) -> Iterator[None]:
-    """Raise OutOfMemory in place of every error by which Python and torch report that memory is exhausted."""
+    """Turn every error by which Python and torch report exhausted memory into OutOfMemory."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from p2pfl import PeerId
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import RunFolderError
 from p2pfl.models import Model
 from p2pfl.rng import Streams
@@ -15,7 +17,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import write_atomically
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.build import RunData, load_data, make_algorithm
 
 
 def restore(run: Run, folder: RunFolder, peer: PeerId) -> tuple[Model, int]:
@@ -29,10 +31,21 @@ def restore(run: Run, folder: RunFolder, peer: PeerId) -> tuple[Model, int]:
     if not path.is_file():
         raise RunFolderError(f"{path}: peer {peer} has written no checkpoint yet")
     saved = checkpoint.read(path)
-    data = load_data(run, folder.root)
-    algorithm = make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
-    algorithm.load_state_dict(saved["algorithm"])
+    algorithm = restored_algorithm(run, peer, load_data(run, folder.root), saved)
     return algorithm.model.eval(), saved["rounds_done"]
+
+
+def restored_algorithm(
+    run: Run,
+    peer: PeerId,
+    data: RunData,
+    saved: checkpoint.PeerState,
+    device: torch.device = torch.device("cpu"),
+) -> Algorithm[Any]:
+    """Return a peer's algorithm in the state of a checkpoint."""
+    algorithm = make_algorithm(run, peer, data, device, Streams(run.seed, peer))
+    algorithm.load_state_dict(saved["algorithm"])
+    return algorithm
 
 
 def save(model: Model, file: Path) -> None:

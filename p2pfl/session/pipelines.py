@@ -76,7 +76,7 @@ def _try_out(codec: Codec, specs: Iterable[TensorSpec]) -> None:
         raise PluginError.of(type(codec).pack, f"pack returned {_shown(found)}; `parts` promises {_shown(expected)}")
     unpacked = codec.unpack(parts, spec)
     if not spec.admits(got := TensorSpec(unpacked.dtype, tuple(unpacked.shape))):
-        raise PluginError.of(type(codec).unpack, f"unpack returned {got} in place of {spec}")
+        raise PluginError.of(type(codec).unpack, f"unpack returned {got} instead of {spec}")
 
 
 def _shown(specs: Mapping[str, TensorSpec]) -> str:

@@ -12,7 +12,7 @@ from p2pfl.errors import RunFolderError
 from p2pfl.options import OptionErrors
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
-from p2pfl.tensors import Start, has_diverged, is_finite
+from p2pfl.tensors import InitialValues, has_diverged, is_finite
 
 
 def load_pretrained(algorithm: Algorithm[Any]) -> None:
@@ -60,7 +60,7 @@ def _check(path: Path, key: str, found: dict[str, Tensor], expected: dict[str, T
                 f"{path}: its {key} does not fit this run: {name} is {there} instead of {here}; "
                 f"use the models, inputs and {key} sizes of the run that trained it"
             )
-    if not all(is_finite(x) or not has_diverged(x, Start.of(expected[name])) for name, x in found.items()):
+    if not all(is_finite(x) or not has_diverged(x, InitialValues.of(expected[name])) for name, x in found.items()):
         raise RunFolderError(f"{path}: its {key} has diverged: it holds NaN or infinity")
 
 

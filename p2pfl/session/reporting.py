@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from time import monotonic, perf_counter
 from typing import Any
@@ -100,7 +99,7 @@ class StatusFile:
             except WriteError:  # only observers need it; try again later
                 return
             self._written = current
-        if self.status.phase != "waiting":  # the others do not change before the next call of ``enter``
+        if self.status.phase != "waiting":  # in other phases, nothing changes until ``enter`` is called
             self._stale.clear()
 
     async def keep_current(self) -> None:
@@ -132,11 +131,8 @@ def log_round(
         entries = [entry for kinds in record.sent.values() for entry in kinds.values()]
         sent_bytes = sum(payload + header for _, payload, header in entries)
         more.append(f"sent messages={sum(entry[0] for entry in entries)} bytes={sent_bytes}")
-    log.info(
-        "round done t=%d%s train=%.2fs wait=%.2fs",
-        *(record.t, accuracy, seconds["training"], seconds["waiting"]),
-        extra=details(*more),
-    )
+    durations = f"train={seconds['training']:.2f}s wait={seconds['waiting']:.2f}s"
+    log.info("round done t=%d%s %s", record.t, accuracy, durations, extra=details(*more))
     for kind, absent in record.missing.items():
         log.warning("messages missing kind=%s peers=%s t=%d", kind, ",".join(map(str, absent)), record.t)
     for kind, senders in nonfinite.items():
@@ -155,26 +151,28 @@ def log_diverged_loss(log: logging.Logger, record: RoundRecord) -> bool:
 
 
 def make_result(
-    me: PeerId,
-    phase: Phase,
-    rounds_done: int,
-    digest: str,
     algorithm: Algorithm[Any],
-    evaluations: Evaluations,
-    totals: Totals,
+    phase: Phase,
     error: str,
     *,
+    rounds_done: int,
+    digest: str,
+    evaluations: Evaluations,
+    totals: Totals,
     dropped: Mapping[PeerId, int],
     expired: int,
 ) -> Result:
-    """Summarize the run of peer ``me``; ``dropped`` and ``expired`` are counts of its endpoint."""
-    weights = None
-    with suppress(*[Exception] * (phase == "failed")):  # perhaps because of that very method
+    """Summarize the run of a peer; ``dropped`` and ``expired`` are counts of its endpoint."""
+    try:
         weights = weights_of(algorithm)
+    except Exception:
+        if phase != "failed":  # otherwise this method may be the reason
+            raise
+        weights = None
     personal = evaluations.personal
     scored = evaluations.personal_and_extra()
     return Result(
-        peer=me,
+        peer=algorithm.me,
         phase=phase,
         rounds_done=rounds_done,
         digest=digest,

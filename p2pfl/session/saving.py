@@ -1,4 +1,4 @@
-"""When and how a session's checkpoints are written: on a thread, one at a time, while training goes on."""
+"""When and how a session's checkpoints are written: on a thread, one at a time, while training continues."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ class Saver:
         due_at = self._earliest if taken > MAX_TAKEN else self._due_at
         return not busy and perf_counter() >= due_at
 
-    def keep(self, state: checkpoint.State) -> None:
+    def keep(self, state: checkpoint.PeerState) -> None:
         """Keep ``state``, between two rounds, for the next checkpoint. Raises WriteError."""
         if self._last is None or self._last is self._in_use:
             self._last, self._spare = self._spare or checkpoint.KeptState(self._folder.root), self._last
         self._last.write(state)
         self.kept = state["rounds_done"]
 
-    def read(self) -> checkpoint.State:
+    def read(self) -> checkpoint.PeerState:
         """Return the last state that was kept, valid until the next one is."""
         assert self._last is not None
         return self._last.read()
@@ -95,7 +95,7 @@ class Saver:
     async def begin(self) -> None:
         """Make a checkpoint of the last state in the background, once the last one is written.
 
-        Raises what writing that one raised.
+        Raises WriteError if the last one could not be written.
         """
         await self.wait()
         if self.kept > self.saved:
@@ -127,7 +127,7 @@ class Saver:
             if state is not None:
                 state.close()
 
-    async def _write(self, state: checkpoint.State, *, final: bool = False, last: bool = False) -> None:
+    async def _write(self, state: checkpoint.PeerState, *, final: bool = False, last: bool = False) -> None:
         began = perf_counter()
         done = state["rounds_done"]
         copied = -1 if self._copies is None else self._copies.rounds_done
@@ -155,7 +155,7 @@ class Saver:
 
 
 def _segments(journal: dict[str, Any]) -> dict[int, int]:
-    """Return how many bytes of which segments the journal's index refers to."""
+    """Return the bytes of each segment that the journal's index refers to."""
     found: dict[int, int] = {}
     for _, _, _, size, place, *_ in journal["entries"]:
         if place is not None:
@@ -174,13 +174,13 @@ def load(
     """Load the last usable checkpoint whose messages are intact, and restore the endpoint from it.
 
     Args:
-        copies: those of this peer's checkpoints; if one is newer than the folder's checkpoint, it is restored first.
-            The newest is also restored if the folder's only checkpoint is damaged.
+        copies: of this peer's checkpoints. The newest copy is restored first if it is newer than the folder's
+            checkpoint, and also if the folder's only checkpoint is damaged.
 
     Raises CheckpointError if both checkpoints are damaged, or the newest copy is.
     """
 
-    def newest(otherwise: str) -> checkpoint.State | None:
+    def newest(otherwise: str) -> checkpoint.PeerState | None:
         return checkpoint.load(
             folder.checkpoint,
             run_id,
@@ -196,7 +196,7 @@ def load(
     else:
         saved = newest("" if restored else "the newest copy")
         if saved is None and not restored:
-            # A checkpoint that was restored has no previous one. It was damaged since, and has been moved aside now.
+            # A restored checkpoint has no previous one. It has been damaged since, and was moved aside above.
             copies.restore()
             saved = newest("")
         if saved is None:

@@ -9,13 +9,13 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.errors import CheckpointError, P2pflError, RunFolderError
-from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import checkpoint
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.build import load_data
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
+from p2pfl.session.peer_model import restored_algorithm
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,23 @@ class PeerEvaluations:
 
 
 def evaluate_run(
-    run: Run, folder: RunFolder, *, masked: bool | None = None, device: torch.device | None = None
+    run: Run, folder: RunFolder, *, masked: bool | None = None, device: torch.device = torch.device("cpu")
 ) -> Iterator[PeerEvaluations]:
     """Evaluate the peers in ``folder``, one after the other, each as in the last round of ``run``.
 
-    On the CPU, evaluations equal those of the last record bit for bit.
+    On the CPU, evaluations are bit-identical to the last record.
 
     Args:
         run: the folder's run file.
         masked: which accuracy ``accuracy`` is; None: as the run file says.
-        device: where to compute; default: the CPU.
+        device: where to compute.
 
     Raises:
         RunFolderError: a peer has not finished.
         CheckpointError: its final checkpoint is missing or unusable.
         RunFileError: the dataset is not available.
     """
-    peers, run_id, cpu = list(folder.peers()), folder.info["id"], torch.device("cpu")
+    peers, run_id = list(folder.peers()), folder.info["id"]
     for files in peers:  # before the first evaluation, as one may take minutes
         _require_finished(files, run)
     torch.set_num_threads(run.file.threads)
@@ -58,11 +58,10 @@ def evaluate_run(
             )
         if saved["rounds_done"] < run.rounds and not saved["finished"]:
             raise CheckpointError(
-                f"{files.checkpoint}: peer {files.peer} finished, but the newest usable checkpoint is that of "
+                f"{files.checkpoint}: peer {files.peer} finished, but the newest usable checkpoint has "
                 f"{saved['rounds_done']} of {run.rounds} rounds; restore the final one"
             )
-        algorithm = make_algorithm(run, files.peer, data, device or cpu, Streams(run.seed, files.peer))
-        algorithm.load_state_dict(saved["algorithm"])
+        algorithm = restored_algorithm(run, files.peer, data, saved, device)
         with deterministic(strictly=algorithm.device.type == "cpu"):
             evaluations = evaluate_algorithm(
                 algorithm,

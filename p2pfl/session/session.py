@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -15,7 +16,6 @@ from time import perf_counter
 import torch
 
 from p2pfl import PeerId
-from p2pfl.data import Dataset, Subset
 from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Conversation, Endpoint
@@ -28,7 +28,7 @@ from p2pfl.run_file.faults import Faults
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import PeerFolder, Phase, Result, Status
 from p2pfl.session import checkpoint, metrics
-from p2pfl.session.build import make_algorithm
+from p2pfl.session.build import RunData, make_algorithm
 from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
 from p2pfl.session.cost import CostMeter
@@ -59,7 +59,6 @@ class Runtime:
         wait_policy: limits of a wait for a neighbor; default: none.
         slot: permission to compute, held while computing and released in every wait.
         log: receives one line per event.
-        pid: process id for the status file.
         alone: the process runs no other peer; what it costs is this peer's.
         on_round: called after each round with the peer and the round.
         store: holds what was sent until no neighbor can ask for it; default: memory.
@@ -69,7 +68,6 @@ class Runtime:
     wait_policy: WaitPolicy | None = None
     slot: Slot = FreeSlot()
     log: logging.Logger = logging.getLogger("p2pfl.null")
-    pid: int = 0
     alone: bool = False
     on_round: Callable[[PeerId, int], None] = lambda peer, t: None
     store: BodyStore | None = None
@@ -92,7 +90,7 @@ class Session:
         run: Run,
         me: PeerId,
         run_id: str,
-        data: tuple[Dataset, Sequence[Subset]],
+        data: RunData,
         folder: PeerFolder | None = None,
         runtime: Runtime = Runtime(),
     ) -> None:
@@ -121,7 +119,7 @@ class Session:
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
-        self.status = Status(me, runtime.pid, tested_on=asdict(self.algorithm.data.tested_on))
+        self.status = Status(me, os.getpid(), tested_on=asdict(self.algorithm.data.tested_on))
         self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()
@@ -142,7 +140,7 @@ class Session:
     # -- the loop
 
     async def run(self) -> Result:
-        """Run all remaining rounds. The result, "failed" if they were in vain, is also written to the folder.
+        """Run all remaining rounds; write the result to the folder too. It is "failed" if every round was discarded.
 
         Raises:
             Stopped: on request; the last completed round is on disk.
@@ -154,7 +152,7 @@ class Session:
         except (Stopped, asyncio.CancelledError):
             raise
         except BaseException as error:
-            with suppress(Exception):  # with a full disk or no memory, the original error is the one that matters
+            with suppress(Exception):  # with a full disk or no memory, only the original error matters
                 self._end("failed", error_text(error))
             raise
         finally:
@@ -322,7 +320,13 @@ class Session:
         if phase == "stopped" and self.saver is not None and self.saver.kept >= 0:
             state = self.saver.read()["algorithm"]  # the unfinished round is discarded
         result = make_result(
-            *(self.me, phase, self.rounds_done, digest(state), self.algorithm, self.evaluations, self.totals, error),
+            self.algorithm,
+            phase,
+            error,
+            rounds_done=self.rounds_done,
+            digest=digest(state),
+            evaluations=self.evaluations,
+            totals=self.totals,
             dropped=self.endpoint.dropped,
             expired=self.endpoint.mailbox.expired,
         )
@@ -389,8 +393,9 @@ class Session:
             return
         self.folder.clear_result()
         last = self.folder.status()
-        self.status.starts = 1 + (last.starts if last is not None and type(last.starts) is int else 0)
-        self.status.resumes = last.resumes_at_start() if last is not None else 0
+        if last is not None:
+            self.status.resumes = last.resumes_at_start()
+        self.status.starts = 1 + (0 if last is None else last.starts)
         saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0, self.log)
@@ -399,11 +404,8 @@ class Session:
         self.algorithm.finished = saved["finished"]
         self.streams.load_state_dict(saved["streams"])
         self.totals = Totals.from_state_dict(saved["totals"])
-        self._recorded = saved.get("recorded", -1)
+        self._recorded = saved["recorded"]
         self.rounds_done = self.saver.saved = saved["rounds_done"]
-        if "evaluations" in saved:  # absent in checkpoints of earlier versions
-            self.evaluations = Evaluations.from_state_dict(saved["evaluations"])
-        elif self.algorithm.finished or self.rounds_done == self.settings.rounds:
-            self._evaluate()  # not otherwise: the neighbors wait
+        self.evaluations = Evaluations.from_state_dict(saved["evaluations"])
         self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done, self.log, self._recorded)
         self.log.info("resumed t=%d", self.rounds_done)

@@ -1,12 +1,12 @@
 """The peers of a simulation in several forked processes, each of which runs a part of them.
 
-Not threads: peers swap their random streams into torch's global generator. Between processes goes only the header of
-a message: the receiver maps the body from the file in which the sender's journal keeps it. So a pipe is hardly ever
-full, and bodies are copied as often as in one process.
+Not threads: peers swap their random streams into torch's global generator. Pipes between processes carry only the
+headers of messages: the receiver maps the body from the file in the sender's journal. So a pipe is hardly ever full,
+and bodies are copied as often as in one process.
 
 The parent process runs no peer. It starts the others, passes their rounds on, stops them after an error, and notices
-a deadlock: every process waits, and whatever one has sent to another has arrived there. The processes end with it,
-also if it is killed.
+a deadlock: every process waits, and all that was sent has arrived. The processes end with the parent, also if it is
+killed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from p2pfl.simulation.replaying_hub import ReplayingHub
 from p2pfl.stop_signals import asks_to_kill, handling, stop_signals
 
 PARENT = -1
-"""Number of the parent process; the others count from 0."""
+"""Number of the parent process; the others are numbered from 0."""
 
 BusMessage = tuple[Any, ...]
 """A kind, and what belongs to it."""
 PipeCounts = tuple[tuple[int, ...], tuple[int, ...]]
-"""Messages that a process has sent to each other one, and received from it, if they may end a wait."""
+"""Messages that may end a wait: how many a process has sent to each other one, and received from it."""
 
 
 class Bus:
@@ -110,7 +110,7 @@ class ForkedHub(ReplayingHub):
         self.done = False
         """Whether all peers of this process have finished."""
         self.failed = False
-        """Whether one has failed: then it is no deadlock that the others wait."""
+        """Whether a peer has failed: then waiting peers are not a deadlock."""
 
     def become(self, process: int) -> None:
         """Keep the peers of a process, in that process."""
@@ -179,7 +179,7 @@ class ForkedHub(ReplayingHub):
             super().check()
 
     def stuck(self) -> None:
-        """Tell the parent that no peer of this process can go on before a message arrives from another process."""
+        """Tell the parent that no peer of this process can continue before a message of another process arrives."""
         if self.failed:
             return
         if self.done or not self.finished.issuperset(self.local):
@@ -301,7 +301,7 @@ class _Parent:
 def nothing_in_transit(idle: Mapping[int, PipeCounts]) -> bool:
     """Return whether every process waits, and has received what the others had sent when they began to wait.
 
-    Then none can have gone on since: the first to do so would have received something else.
+    Then none can have continued since: the first to do so would have received another message.
     """
     processes = range(max(len(sent) for sent, _ in idle.values()))
     return len(idle) == len(processes) and all(idle[a][0][b] == idle[b][1][a] for a in processes for b in processes)
@@ -344,7 +344,7 @@ async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:
         elif message[0] != "end":
             try:
                 hub.handle(source, message)
-            except Exception as error:  # the event loop would only log it, and its receivers wait for ever
+            except Exception as error:  # the event loop would only log it, and receivers would wait forever
                 hub.fail(error)
 
     def receive() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import torch
+from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.errors import Deadlock
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.link import Link
 from p2pfl.tensors import Tensors
 
 PASSES = 50
-"""Turns of the event loop in which no peer must be able to go on before that is a deadlock."""
+"""Turns of the event loop without a peer that can continue, after which it is a deadlock."""
 NEVER_SENT = (
     "All peers wait for messages that nobody has sent: look for a net.broadcast or net.send without `await`, or for "
     "peers that send different kinds"
@@ -30,13 +32,19 @@ class LocalHub:
         self.memo: dict[str, Tensors] = {}
         self._looking = False
         self._active: PeerId | None = None
-        """A peer that could go on at the last check: with many peers, most checks need not look at another."""
+        """A peer that could continue at the last check: with many peers, most checks look at this one only."""
 
     def join(self, endpoint: Endpoint) -> None:
         self.endpoints[endpoint.me] = endpoint
         endpoint.link = LocalLink(endpoint.me, self)
         endpoint.mailbox.on_block = self.check
         endpoint.memo = self.memo
+
+    def hand(self, entry: JournalEntry, sender: PeerId, to: PeerId, stored: Tensor | None) -> None:
+        """Have a receiver decode an entry, whose body is ``stored``, uint8 [size], as if it came over a network."""
+        receiver = self.endpoints[to]
+        body = None if stored is None else stored.clone()  # the receiver may modify it; a clone is aligned too
+        receiver.accept(receiver.decode(receiver.check(entry.header), entry.id.t, sender, body))
 
     def finish(self, peer: PeerId) -> None:
         """Note that ``peer`` will send nothing more."""
@@ -49,7 +57,7 @@ class LocalHub:
         return self.endpoints
 
     def check(self) -> None:
-        """See whether any peer can go on: no message is ever in flight here."""
+        """Check whether any peer can continue: no message is ever in flight here."""
         if self._looking or self.some_can_go_on():
             return
         try:
@@ -61,7 +69,7 @@ class LocalHub:
             self._look_again(PASSES)
 
     def _look_again(self, passes: int) -> None:
-        """Let the tasks that are ready run first: one may have begun, or go on because another has ended."""
+        """Let ready tasks run first: one may have begun, or may continue because another has ended."""
         if self.some_can_go_on():
             self._looking = False
         elif passes:
@@ -71,7 +79,7 @@ class LocalHub:
             self.stuck()
 
     def stuck(self) -> None:
-        """End the waits of all peers with a Deadlock: none of them can go on."""
+        """End the waits of all peers with a Deadlock: none of them can continue."""
         if len(self.finished) < len(self.endpoints):
             self.deadlocked()
 
@@ -100,8 +108,8 @@ class LocalHub:
             self.endpoints[peer].fail(error)
 
 
-class LocalLink:
-    """Hands entries to the other endpoints of this process, which decode them as if they came over a network."""
+class LocalLink(Link):
+    """Hands entries to the other endpoints of this process."""
 
     def __init__(self, me: PeerId, hub: LocalHub) -> None:
         self.me = me
@@ -111,22 +119,8 @@ class LocalLink:
         journal, t = self.hub.endpoints[self.me].journal, entry.id.t
         stored = torch.frombuffer(journal.read(entry, 0, entry.size), dtype=torch.uint8) if entry.size else None
         for to in entry.to:
-            receiver = self.hub.endpoints[to]
-            body = None if stored is None else stored.clone()  # its own, and aligned
-            receiver.accept(receiver.decode(receiver.check(entry.header), t, self.me, body))
+            self.hub.hand(entry, self.me, to, stored)
             journal.drop(to, t + 1)  # delivered, and no peer crashes without the others
-
-    def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        return []
-
-    async def caught_up(self, peers: Iterable[PeerId]) -> None:
-        return
 
     def nothing(self, to: PeerId, t: int) -> None:
         self.hub.endpoints[to].mailbox.nothing(self.me, t)
-
-    def undelivered(self) -> int:
-        return 0
-
-    def checkpointed(self, durable: int) -> None:
-        return

@@ -1,9 +1,8 @@
 """The machine of a virtual run (simulation/virtual.py): hosts, network, and what messages and peers cost on them.
 
 It is a YAML file of the keys of ``Machine``, each optional. Seconds of computing that it does not give are measured
-here, on one peer of each architecture; cores, memory and limits are those of this host and of this process's control
-groups. The other defaults are rounded from docs/benchmarks.md: two cores, small models, and no network between hosts
-but a fast one.
+here, on one peer of each architecture; cores, memory and limits default to what this host and this process's control
+groups allow. The other defaults are rounded from docs/benchmarks.md: two cores, small models, a fast network.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from p2pfl.options import Section, explain
 from p2pfl.run_file.yaml_source import Source
 
 BATCHES, WARM_UP = 5, 2
-"""Batches that are timed, after so many that are not."""
+"""Batches that are timed, and batches before them that are not."""
 
 Seconds = NonNegativeFloat | dict[str, NonNegativeFloat]
 
@@ -49,7 +48,7 @@ def _tasks() -> int:
 
 
 class Machine(Section):
-    """What a virtual run takes place on. Seconds of CPU are of one core."""
+    """The hosts and the network of a virtual run. Seconds of CPU are of one core."""
 
     hosts: PositiveInt = 1
     """Hosts; the peers are divided among them in blocks of equal size."""
@@ -69,7 +68,7 @@ class Machine(Section):
     round_seconds: NonNegativeFloat = 0.004
     """Seconds of CPU of a round apart from training, evaluation and messages."""
     waiting_cpu: NonNegativeFloat = 0.002
-    """Part of a core that a peer takes also while it waits: heartbeats, checks of connections."""
+    """Fraction of a core that a peer uses even while it waits: heartbeats, checks of connections."""
 
     send_seconds: NonNegativeFloat = 0.0005
     """Seconds of CPU to send a message to one receiver."""

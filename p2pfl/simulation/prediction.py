@@ -1,4 +1,4 @@
-"""What a virtual run says of the real one: times, bytes, footprints, and which limit is reached first."""
+"""What a virtual run predicts of the real one: times, bytes, footprints, and which limit is reached first."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Limit:
         unit: ``bytes``, ``seconds``, or empty for a count.
         needed: the most that a peer or a host of this run needs of it.
         available: what the machine has.
-        peers: the largest number of peers on as many hosts that does not exceed it, if they go on like this; None
-            if it does not depend on it.
+        peers: the largest number of peers on as many hosts that stays within it, in a larger run of the same form;
+            None if it does not depend on the number of peers.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Prediction:
     journal: bytes that a peer writes into its journal in a round.
     missing: messages that missed a deadline.
     peer, host: connections, descriptors, tasks, memory and files, by name; of a host, of all its peers.
-    limits: the one that is reached first comes first.
+    limits: in the order in which they are reached.
     notes: what the prediction leaves out.
     """
 
@@ -199,7 +199,7 @@ def _limits(
     longest = max((seconds for each in virtual.peers for seconds in each.rounds), default=0.0)
     slots = run.file.slots or max(1, machine.cores // run.file.threads)
     deadline = run.file.transport.deadline
-    # Where peers queue for slots, rounds take as many times as long as there are more of them.
+    # Where peers queue for slots, the duration of a round is proportional to their number.
     enough = int(count * deadline / longest) if fullest > slots and longest else None
     yield Limit("seconds of a round, against transport.deadline", "seconds", longest, deadline, enough)
 
@@ -215,5 +215,5 @@ def _notes(virtual: VirtualRun) -> list[str]:
         notes.append(f"ignored: chaos.{', chaos.'.join(ignored)}")
     if any(each.measured for each in virtual.computing.values()):
         notes.append("training and evaluation were measured on this host, one peer of each architecture")
-    notes.append("a method's own computations besides training, e.g. of prototypes or weights, take no time here")
+    notes.append("what a method computes besides training, e.g. prototypes or weights, takes no time here")
     return notes

@@ -1,7 +1,7 @@
-"""The peers of one process, whose messages stay in files until their receivers need them no more.
+"""The peers of one process, whose messages stay in files as long as their receivers may need them.
 
-So an interrupted run can be resumed from checkpoints of different rounds, as a launched one can: each peer gets again
-what its neighbors sent since its checkpoint.
+So an interrupted run can be resumed from checkpoints of different rounds, as a launched one can: each peer gets the
+messages again that its neighbors have sent since its checkpoint.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class ReplayingHub(LocalHub):
         endpoint.link = ReplayingLink(endpoint.me, self)
 
     def replay(self, first: dict[PeerId, int]) -> None:
-        """Deliver what peers that were further had sent to those that resume from an earlier round.
+        """Deliver again what peers in later rounds had sent to peers that resume from an earlier round.
 
         Args:
             first: the first round that each peer computes.
 
         Raises:
-            CheckpointError: such a message is not there any more.
+            CheckpointError: such a message was already deleted.
         """
         self._first = dict(first)
         for sender, endpoint in self.endpoints.items():
             for to in endpoint.neighbors:
                 if first[sender] > first[to] and endpoint.journal.floor(to) > first[to]:
                     raise CheckpointError(
-                        f"peer {to} resumes in round {first[to]}, but peer {sender} has no messages of rounds before "
-                        f"{endpoint.journal.floor(to)} for it any more; start the run again"
+                        f"peer {to} resumes in round {first[to]}, but peer {sender} has deleted its messages of "
+                        f"rounds before {endpoint.journal.floor(to)}; start the run again"
                     )
                 id = Id(first[to], 0)
                 while (found := endpoint.journal.after(to, id)) is not None:
@@ -58,9 +58,7 @@ class ReplayingHub(LocalHub):
                 continue  # computed again by a sender that resumed from an earlier round
             if stored is None:
                 stored = self.endpoints[sender].journal.map(entry)
-            receiver = self.endpoints[peer]
-            body = None if stored is None else stored.clone()  # its own, and aligned
-            receiver.accept(receiver.decode(receiver.check(entry.header), entry.id.t, sender, body))
+            self.hand(entry, sender, peer, stored)
 
     def nothing(self, sender: PeerId, to: PeerId, t: int) -> None:
         """Tell ``to`` that ``sender`` has nothing for it in round ``t``."""

@@ -46,11 +46,11 @@ def simulate(
     """Run all peers to the end, on the CPU unless the run file says ``device: cuda``.
 
     Args:
-        folder: where each peer writes the files that it would write as a process, and from whose checkpoints it
-            resumes if there are some; None writes none.
+        folder: where each peer writes the files that it would write as a process. If it has checkpoints, the peers
+            resume from them. None: write no files.
         on_round: called after each round with the peer and the round.
-        jobs: number of processes, of which each runs a part of the peers. More than one need a folder, and a process
-            without other threads. Results are bit-identical.
+        jobs: number of processes that share the peers. More than one needs a folder, and a calling process without
+            other threads. Results are bit-identical.
 
     Returns:
         Results by peer id.
@@ -58,7 +58,7 @@ def simulate(
     Raises:
         RunFileError: there is no GPU, but the run file requires one.
         RunFolderError: another process runs a peer of the folder, or the peers' files are too many.
-        CheckpointError: the peers' checkpoints do not fit together.
+        CheckpointError: the peers' checkpoints do not fit one another.
         Deadlock: every peer waits for a message and none is in transit.
         Exception: what the first peer to fail raised.
     """
@@ -84,7 +84,7 @@ def simulate(
                 peer_folder.sweep()
                 store = files.enter_context(closing(FileStore(peer_folder.journal)))
             run_id = folder.info["id"] if folder else "0" * 16
-            runtime = Runtime(device, log=log, pid=os.getpid(), on_round=on_round, store=store)
+            runtime = Runtime(device, log=log, on_round=on_round, store=store)
             session = Session(run, me, run_id, data, peer_folder, runtime)
             frozen.add(frozen_digest(session.algorithm))
             hub.join(session.endpoint)
@@ -106,7 +106,7 @@ def simulate(
             with children_of_plugins(kill=False):
                 results = asyncio.run(_in_turns(sessions, hub))
         for session in sessions:
-            session.endpoint.journal.clear()  # nobody needs the last messages any more
+            session.endpoint.journal.clear()  # no peer needs the last messages
     return results
 
 
@@ -136,7 +136,7 @@ def simulation_device(run: Run, jobs: int = 1) -> torch.device:
         raise run.error_at("device", reason)
     # cuBLAS is deterministic only with a workspace of fixed size.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.empty(0, device="cuda")  # random streams include that of a GPU in use
+    torch.empty(0, device="cuda")  # so that random streams include the GPU's
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -1,14 +1,14 @@
 """A run in virtual time: real messages of all peers, but no training, to predict what a run would take.
 
-Endpoints, journals, mailboxes, headers, graphs and each method's conversation (``Algorithm.dry_round``) are those of
-a real run, so that bytes, receivers and waits are too. Bodies are shared zeros. A machine (simulation/machine.py)
-says what computing and messages take.
+Endpoints, journals, mailboxes, headers, graphs and each method's conversation (``Algorithm.dry_round``) are the same
+as in a real run, and so are bytes, receivers and waits. Bodies are shared zeros. A machine (simulation/machine.py)
+says how long computing and messages take.
 
 - A peer computes in a compute slot of its host, for which it queues, and leaves it in every wait, as in a real run.
-- CPU time of messages is the peer's: it is worked off in the slot, before the next wait or after the last one. So the
+- CPU time of messages is the peer's: it is spent in the slot, before the next wait or after the last one. So the
   peers of a host never use more CPU time than its slots have.
-- A message departs once it was worked on. The bodies that a host writes, and those that it sends to other hosts,
-  queue for its disk and its network interface. A Begin that no method awaits is not sent if an entry follows soon.
+- A message departs once its CPU time is spent. Bodies that a host writes queue for its disk, and bodies for other
+  hosts for its network interface. A Begin that no method awaits is not sent if an entry follows soon.
 - Peers of one architecture share one model; what a method learns does not exist.
 """
 
@@ -34,6 +34,7 @@ from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.edge import OPTIONAL_DELAY
 from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
 from p2pfl.messaging.journal import BodyStore, JournalEntry, Place
+from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -41,7 +42,7 @@ from p2pfl.messaging.wire import Encoded, Message, Plan
 from p2pfl.models import architecture
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.build import RunData, load_data, make_algorithm
 from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.method_results import layouts_of
@@ -51,9 +52,9 @@ from p2pfl.simulation.machine import Computing, Machine, computing
 from p2pfl.simulation.virtual_loop import VirtualLoop
 
 SMALL = 64
-"""Bytes up to which a body is what was sent: it may hold a number that a method acts on, e.g. a sum."""
+"""Bytes up to which bodies are real: they may hold a number that a method acts on, e.g. a sum."""
 HEADERS = 4096
-"""Headers whose bodies of zeros are kept; some methods put numbers into them that change."""
+"""Headers for which bodies of zeros are kept; some methods put changing numbers into headers."""
 TICK = 1e-9
 """Seconds between two messages of a peer, at least: timers that are due at the same time fire in any order."""
 
@@ -150,7 +151,7 @@ class _NoBodies(BodyStore):
 class _Kind:
     """What peers of one architecture share: a real peer's algorithm, and the headers that they have received."""
 
-    def __init__(self, run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], machine: Machine) -> None:
+    def __init__(self, run: Run, me: PeerId, data: RunData, machine: Machine) -> None:
         self.algorithm = make_algorithm(run, me, data, torch.device("cpu"), Streams(run.seed, me))
         self.layouts: Sequence[Layout] = layouts_of(self.algorithm)
         tensors = (x for x in self.algorithm.model.state_dict().values() if isinstance(x, torch.Tensor))
@@ -211,7 +212,7 @@ class _Mesh:
         self,
         run: Run,
         machine: Machine,
-        data: tuple[Dataset, Sequence[Subset]],
+        data: RunData,
         on_round: Callable[[PeerId, int], None],
     ) -> None:
         self.run, self.machine, self.data, self.on_round = run, machine, data, on_round
@@ -237,7 +238,7 @@ class _Mesh:
                 tasks.create_task(peer.execute())
 
 
-class _Peer:
+class _Peer(Link):
     """One peer: its link, its work, and its rounds as ``Session`` runs them."""
 
     def __init__(self, mesh: _Mesh, me: PeerId, kind: _Kind, host: int, starts_at: float) -> None:
@@ -265,7 +266,7 @@ class _Peer:
         self.written = 0
         self.gone = False
         self._owed = 0.0
-        """Seconds of CPU for messages that were not worked off yet."""
+        """Seconds of CPU for messages that are not spent yet."""
         self._last_departure = 0.0
         self._clock: Callable[[], float] = lambda: 0.0
 
@@ -337,7 +338,7 @@ class _Peer:
         await asyncio.sleep(seconds)
 
     async def _work_off(self) -> None:
-        """Work off what messages have cost so far."""
+        """Spend what messages have cost so far."""
         owed, self._owed = self._owed, 0.0
         self.record.seconds["messages"] += owed
         await asyncio.sleep(owed)
@@ -392,17 +393,5 @@ class _Peer:
             receiver.endpoint.receive(entry, self.endpoint)
         self.endpoint.journal.drop(receiver.me, entry.id.t)  # nothing of an earlier round is on its way
 
-    def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
-        return []
-
-    async def caught_up(self, peers: Iterable[PeerId]) -> None:
-        return
-
     def nothing(self, to: PeerId, t: int) -> None:
         self.mesh.peers[to].endpoint.mailbox.nothing(self.me, t)
-
-    def undelivered(self) -> int:
-        return 0
-
-    def checkpointed(self, durable: int) -> None:
-        return

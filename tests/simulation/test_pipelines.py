@@ -188,7 +188,7 @@ def test_a_kind_of_message_that_the_method_does_not_have_is_refused(changes: Any
         (
             '* parts["steps"]',
             '* parts["steps"].double()',
-            r"my_parts.py:\d+: unpack returned float64\[.*\] in place of fl",
+            r"my_parts.py:\d+: unpack returned float64\[.*\] instead of fl",
         ),
     ],
 )

@@ -17,9 +17,8 @@ from p2pfl.messaging.control import BEFORE, Entry, Hello, Id, Nothing, Start, Wa
 from p2pfl.messaging.directions import MAX_STATEMENTS, Begin
 from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.body_files import FileStore
+from p2pfl.session.body_files import FileStore, NeighborJournals
 from peers import receiver, zmq_sockets
-from peers.journal_files import NeighborJournals
 from peers.zmq_sockets import MAX_ANSWER
 from tests.bodies import PAIR, Block, Word, round_of, star
 from tests.mesh_fixtures import change_transport

@@ -15,7 +15,7 @@ from p2pfl.messaging.tensor_file import Spool
 from p2pfl.tensors import (
     GROWTH,
     LIMIT,
-    Start,
+    InitialValues,
     Tensors,
     assign,
     buffers_of,
@@ -284,7 +284,7 @@ def test_sums_may_be_large(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_what_a_tensor_began_with_has_not_diverged(dtype: torch.dtype) -> None:
     began = torch.tensor([-torch.inf, torch.nan, 6e4, torch.inf, -torch.inf], dtype=dtype)
-    start = Start.of(began)
+    start = InitialValues.of(began)
     assert not has_diverged(began, start)
     assert not has_diverged(began[2:], start)  # a slice of it
     for entry in (0, 1, 3):
@@ -293,21 +293,21 @@ def test_what_a_tensor_began_with_has_not_diverged(dtype: torch.dtype) -> None:
 
 
 def test_a_large_tensor_diverges_where_it_grows_a_thousandfold() -> None:
-    start = Start.of(torch.tensor([1.0, -1e7]))
+    start = InitialValues.of(torch.tensor([1.0, -1e7]))
     assert not has_diverged(torch.tensor([9e9, -9e9]), start)
     assert diverged_entry(torch.tensor([1.0, -1.1e10]), start) == pytest.approx(-1.1e10)
     huge = torch.tensor([3e38])
-    assert not has_diverged(huge, Start.of(huge))
-    assert diverged_entry(torch.tensor([torch.inf]), Start.of(huge)) == torch.inf
+    assert not has_diverged(huge, InitialValues.of(huge))
+    assert diverged_entry(torch.tensor([torch.inf]), InitialValues.of(huge)) == torch.inf
 
 
 def test_the_limit_of_ordinary_tensors_does_not_depend_on_their_start() -> None:
     for began in (torch.zeros(0), torch.tensor([LIMIT / GROWTH]), torch.tensor([-torch.inf]), torch.arange(3)):
-        assert Start.of(began).limit == LIMIT
+        assert InitialValues.of(began).limit == LIMIT
 
 
 def test_a_constant_may_become_anything_but_nan() -> None:
-    start = Start.of(torch.zeros(3), constant=True)
+    start = InitialValues.of(torch.zeros(3), constant=True)
     assert not has_diverged(torch.tensor([-torch.inf, torch.inf, 1e30]), start)
     assert has_diverged(torch.tensor([0.0, torch.nan, 0.0]), start)
 

@@ -174,8 +174,8 @@ RECORDS = [
     record(0, 1, None, 1.0),
     record(0, 2, 0.5, 1.0),
     record(1, 0, 0.3, 2.0),
-    record(1, 1, 0.4, 3.0),
-    record(1, 2, 0.7, 2.0),
+    record(1, 1, 0.4, 3.0, elapsed=5.0),
+    record(1, 2, 0.7, 2.0, elapsed=7.0),
 ]
 
 

@@ -21,10 +21,10 @@ from launcher.tracking import tracker
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.load import from_dict
 from p2pfl.session import gpus
-from p2pfl.session.gpus import Gpu, Slice, find_gpus, peers_at_once, require_gpu, slice_of, slices
+from p2pfl.session.gpus import GpuSlice, HostGpu, find_gpus, peers_at_once, require_gpu, slices
 from tests.launcher_fixtures import Invoke
 
-H100 = Gpu("H100", 80_000_000_000)
+H100 = HostGpu("H100", 80_000_000_000)
 
 
 def found(topic: str, findings: Sequence[Finding]) -> list[tuple[str, str]]:
@@ -198,14 +198,13 @@ def run_with(**changes: Any) -> Any:
 
 def test_peers_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_with(gpu={"peers_per_gpu": 2}).file
-    assert slices(run, 2) == [Slice(range(0, 5, 2), 1 / 3, 2), Slice(range(1, 5, 2), 1 / 2, 2)]
-    assert slice_of(run, 3, 2).peers == range(1, 5, 2)
+    assert slices(run, 2) == [GpuSlice(range(0, 5, 2), 1 / 3, 2), GpuSlice(range(1, 5, 2), 1 / 2, 2)]
     assert len(slices(run, 8)) == 5
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16))
     assert [part.at_once for part in slices(run_with(threads=2).file, 2)] == [4, 4]
     assert [part.at_once for part in slices(run_with(threads=20).file, 2)] == [1, 1]
     assert [peers_at_once(run, 0), peers_at_once(run_with(slots=3).file, 0)] == [16, 3]
-    assert slices(run_with(slots=3, gpu={"memory_fraction": 0.1}).file, 1) == [Slice(range(5), 0.1, 3)]
+    assert slices(run_with(slots=3, gpu={"memory_fraction": 0.1}).file, 1) == [GpuSlice(range(5), 0.1, 3)]
 
 
 def test_finds_gpus_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

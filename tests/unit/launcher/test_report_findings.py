@@ -19,7 +19,7 @@ from tests.reports import HOSTILE, read, record
 # ---- records ------------------------------------------------------------------------------------------------
 
 
-def test_bytes_and_seconds_are_cumulative_and_elapsed_is_preferred() -> None:
+def test_bytes_are_cumulative_and_seconds_are_those_elapsed() -> None:
     found = history.read(parse([record(0, 0), record(0, 1), record(1, 0, elapsed=7.5), record(1, 1, elapsed=9.0)]))
     assert [(row["peer"], row["bytes"], row["seconds"]) for row in found.rows] == [
         (0, 110.0, 4.0),
@@ -87,7 +87,12 @@ def test_frames_hold_weights_in_thousandths_by_group_and_mark_unknown_rows() -> 
 def test_names_the_inaccurate_the_slow_the_dead_and_the_restarted_peer(make_folder: MakeFolder) -> None:
     made = make_folder(peers=6, results={p: {"accuracy": 0.9 if p != 4 else 0.2} for p in range(5)} | {5: None})
     records = [
-        record(peer, t, seconds={"training": 9.0 if peer == 2 else 1.0, "waiting": 1.0, "total": 12.0})
+        record(
+            peer,
+            t,
+            seconds={"training": 9.0 if peer == 2 else 1.0, "waiting": 1.0, "total": 12.0},
+            elapsed=12.0 * (t + 1),
+        )
         for peer in range(6)
         for t in range(3)
     ]

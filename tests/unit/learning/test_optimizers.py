@@ -101,10 +101,6 @@ def test_resolved_settings_are_accepted(optimizer: str) -> None:
     assert LocalTraining.parse(settings.to_dict()) == settings
 
 
-def test_former_default_in_an_old_run_folder_is_accepted_where_it_has_no_effect() -> None:
-    assert LocalTraining.parse({"optimizer": "adam", "momentum": 0.9}).momentum == 0.9
-
-
 UNSUPERVISED: dict[str, Any] = {"local_epochs": 5, "lr": 0.1, "loss": "simclr"}
 DICTATED: dict[str, dict[str, Any]] = {
     "dfedavgm": {"momentum": 0.9},

@@ -17,6 +17,7 @@ from p2pfl.messaging.deadline import Deadline, WaitPolicy
 from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body
 from p2pfl.messaging.topology import Topology
@@ -38,7 +39,7 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-class ScriptedLink:
+class ScriptedLink(Link):
     """Records what an endpoint does; nobody reads it."""
 
     def __init__(self) -> None:
@@ -58,12 +59,6 @@ class ScriptedLink:
 
     def nothing(self, to: int, t: int) -> None:
         self.nothings.append((to, t))
-
-    def undelivered(self) -> int:
-        return 0
-
-    def checkpointed(self, durable: int) -> None:
-        return
 
 
 def make(topology: Topology | None = None, *, t: int | None = 0, me: int = 0, **options: Any) -> Endpoint:

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from p2pfl.errors import JournalError
 from p2pfl.messaging import control
-from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Refused, Start, Want
+from p2pfl.messaging.control import CHUNK, FOREVER, Entry, Hello, Id, Refused, Start, Want
 from p2pfl.messaging.edge import OPTIONAL_DELAY
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.run_file.faults import LinkFaults
@@ -65,6 +66,22 @@ def test_sends_again_what_the_socket_had_no_room_for() -> None:
         end.append(Word(text))
     sent = [*end.sends(1, room=2), *end.sends(1, room=0), *end.sends(1, room=1), *end.sends(1)]
     assert [each.id.number for each in sent if isinstance(each, Entry)] == [0, 1, 2]
+
+
+def test_sends_a_large_body_in_chunks_and_reports_a_deleted_one() -> None:
+    """R10."""
+    end = connected()
+    entry = end.append(Block(torch.zeros(CHUNK // 2)))
+    start, *chunks = end.outgoing(1)
+    assert [len(frames) for frames in (start, *chunks)] == [1, 3, 2]
+    assert [len(frames[-1]) for frames in chunks] == [CHUNK, CHUNK]
+    end.connections[1].want(wants(end, epoch=2), end.now)
+    assert entry.place is not None
+    end.endpoint.journal.store.release(entry.place.segment)
+    with pytest.raises(JournalError, match="peer 1 still needs a message"):
+        end.outgoing(1)
+    end.endpoint.journal.drop(1, 1)
+    assert end.outgoing(1) == []
 
 
 def test_holds_an_optional_entry_until_its_time() -> None:

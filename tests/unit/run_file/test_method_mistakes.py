@@ -53,7 +53,7 @@ RETURNED = [
     ("layouts", "self", "[Head(parameters_of(self.model.linear_head))]", "not the body itself, of type Head"),
     ("weights", "self", "[0.5, 0.5]", "should return a dict of weights by peer, or None, not of type list"),
     ("weights", "self", "{99: 1.0}", "should be by peer, but 99 is not one: the peers are 0 to 3"),
-    ("weights", "self", "{self.me: float('nan')}", r"should be finite, but that of peer \d is nan"),
+    ("weights", "self", "{self.me: float('nan')}", r"should be finite, but the weight of peer \d is nan"),
     ("weights", "self", "{self.me: 'all'}", r"weights by peer, or None, but \d is of type str"),
     ("diagnostics", "self", "{'q': 'text'}", "should return a dict of numbers by name, but 'q' is of type str"),
     ("diagnostics", "self", "None", "should return a dict of numbers by name, not None"),

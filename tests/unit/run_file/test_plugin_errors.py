@@ -84,7 +84,7 @@ MISTAKES = [
         "own_weight: float",
         "own_weight: Tensor",
         "@plugins",
-        "Hyper.own_weight: Tensor is no type for a run file; use bool, ",
+        "Hyper.own_weight: Tensor is not a type for a run file; use bool, ",
     ),
     ("my_method", "from torch import Tensor", "raise ValueError('no\\nGPU')", "raise", "ValueError: no GPU"),
     ("my_method", "from torch import Tensor", "raise SystemExit", "raise", "SystemExit"),
@@ -96,7 +96,7 @@ MISTAKES = [
         "@plugins.backbone",
         "my_cnn\\(channels, size\\) should",
     ),
-    ("my_parts", '"my-cnn"', '"my cnn"', "@plugins.backbone", "'my cnn' is no name: it should consist of letters"),
+    ("my_parts", '"my-cnn"', '"my cnn"', "@plugins.backbone", "'my cnn' is not a name: it should consist of letters"),
     ("my_parts", '"two-layers"', '"two-layers", 3', "@plugins.head", "TypeError: head\\(\\) takes 1 positional"),
     ("helpers", "return", "retrun", "retrun", "SyntaxError: invalid syntax"),
 ]
@@ -160,7 +160,7 @@ def test_error_during_a_run_names_file_and_line(
         ("my_metod.py", r"no file 'my_metod.py' in /.*project; did you mean 'my_method.py'\?"),
         ("lab.heads", r"no module 'lab.heads' in /.*project, and none is installed"),
         ("{name: my_method.py, sha: 1}", "unknown key 'sha'; known: name, sha256, version; did you mean 'sha256'?"),
-        ("my-method.py", "'my-method.py' is no module name"),
+        ("my-method.py", "'my-method.py' is not a module name"),
     ],
 )
 def test_missing_plugin_is_reported_at_the_line_of_the_run_file(entry: str, message: str, project: Project) -> None:

@@ -165,7 +165,7 @@ def test_end_of_the_program_in_a_round_is_an_error_of_its_line(error: str, proje
     ("field", "message"),
     [
         ("own_weight: flaot = 1.0", "Hyper: the type of a field is unknown: name 'flaot' is not defined"),
-        ("own_weight: Tensor = None", "Hyper.own_weight: Tensor is no type for a run file; use bool, int, float"),
+        ("own_weight: Tensor = None", "Hyper.own_weight: Tensor is not a type for a run file; use bool, int, float"),
         ("own_weight: float = 'half'", r"Hyper.own_weight: the default should be a number \(found 'half'\)"),
     ],
 )

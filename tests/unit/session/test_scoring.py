@@ -114,7 +114,7 @@ def test_missing_checkpoint_is_an_error(finished: Any) -> None:
 @pytest.mark.exhaustive
 def test_checkpoint_of_an_earlier_round_is_an_error(finished: Any, make_run: Any) -> None:
     _, folder = finished
-    with pytest.raises(CheckpointError, match="newest usable checkpoint is that of 2 of 7 rounds"):
+    with pytest.raises(CheckpointError, match="newest usable checkpoint has 2 of 7 rounds"):
         next(evaluate_run(make_run(rounds=7, peers=2), folder))
 
 

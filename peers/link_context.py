@@ -17,23 +17,23 @@ from peers.effects import Effect, News
 from peers.limited_log import LimitedLog
 
 MIN_ENTRIES = 16
-"""Entries of the largest size that fit into the budget: an algorithm may take those of a round in any order."""
+"""Entries of the largest size that fit into the budget: an algorithm may take a round's entries in any order."""
 
 
 @dataclass(frozen=True)
-class Context:
+class LinkContext:
     """What the connections and the receiver of a link share.
 
     Attributes:
         endpoint: of this peer.
         transport: the run file's section.
         faults: faults to inject into messages.
-        hello: the first message of every connection, but for its number.
+        hello: the first message of every connection; its number is drawn each time.
         new_number: draws the number of an epoch or a Hello.
         log: the peer's log.
-        limited_log: for what others can make this peer log.
-        effects: what they have the I/O loop do.
-        news: what they have to tell the event loop.
+        limited_log: for events that other processes can cause.
+        effects: for the I/O loop to carry out.
+        news: for the event loop.
     """
 
     endpoint: Endpoint

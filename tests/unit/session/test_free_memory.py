@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.session.body_files import map_body
-from peers.free_memory import _unmodified, forget, forget_files, free_heap
+from p2pfl.session.free_memory import _unmodified, forget, forget_files, free_heap
 
 PAGE = mmap.PAGESIZE
 

@@ -14,8 +14,7 @@ import torch
 from p2pfl.errors import WriteError
 from p2pfl.messaging import wire
 from p2pfl.messaging.journal import Journal, Place
-from p2pfl.session.body_files import MAX_PARTS, SEGMENT, FileStore
-from peers.journal_files import NeighborJournals
+from p2pfl.session.body_files import MAX_PARTS, SEGMENT, FileStore, NeighborJournals
 from tests.bodies import Block, Named
 
 
