@@ -7,20 +7,16 @@ from functools import cache
 from typing import Any
 
 from benchmarks.claims import compare
-<<<<<<< HEAD
-=======
-from benchmarks.claims.__main__ import PAPERS, PROJECT
->>>>>>> tests
 from benchmarks.claims.claim import Claim, Settings, difference
 from benchmarks.claims.declared import PAPERS
-from benchmarks.claims.store import Store, identity
+from benchmarks.claims.store import RESULTS, Store, identity
 from benchmarks.claims.summary import Summary
 
 
 @cache
 def project_store() -> Store:
     """The project's results, to read only: it takes seconds to unpack them."""
-    return Store(PROJECT / "benchmarks" / "results" / "claims")
+    return Store(RESULTS)
 
 
 ALL = [*(claim for paper in PAPERS for claim in paper.claims), *compare.CLAIMS]

@@ -6,11 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-<<<<<<< HEAD
-=======
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
->>>>>>> tests
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,6 @@ import psutil
 from benchmarks.claims.execute import cpu_seconds, execute
 from benchmarks.claims.plan import Task
 from tests.claims_fixtures import TREE
-from tests.fast_python.fixture import FastPython
 
 PROJECT = Path(__file__).parents[2]
 MAPL: dict[str, Any] = {
@@ -38,37 +32,8 @@ def test_cpu_time_includes_that_of_ended_processes() -> None:
     assert cpu_seconds() - before >= 0.5 - 0.02  # two ticks
 
 
-<<<<<<< HEAD
 def test_launched_runs_have_the_records_of_simulated_ones() -> None:
     simulated, launched = (execute(Task("00", 0, MAPL, "heads"), sockets) for sockets in (False, True))
-=======
-@contextmanager
-def worker(scratch: Path, command: Sequence[str] = WORKER) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=PROJECT, env=environment) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
-def ask(process: subprocess.Popen[str], tree: dict[str, Any], *, sockets: bool) -> None:
-    assert process.stdin is not None
-    request = {"key": "00", "seed": 0, "tree": tree, "probe": "heads", "code": "", "sockets": sockets}
-    process.stdin.write(json.dumps(request) + "\n")
-    process.stdin.flush()
-
-
-def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path, fast_python: FastPython) -> None:
-    with worker(tmp_path, [fast_python.executable, *WORKER[1:]]) as process:
-        assert process.stdout is not None
-        records = []
-        for sockets in (False, True):
-            ask(process, MAPL, sockets=sockets)
-            records.append(json.loads(process.stdout.readline()))
-    simulated, launched = records
->>>>>>> tests
     assert launched["summary"] == simulated["summary"]
     assert [record.get("sockets", False) for record in (simulated, launched)] == [False, True]
     assert simulated["summary"]["probe"]["inside"] > 0.0

@@ -16,13 +16,9 @@ from PIL import Image
 from benchmarks.claims import figures, plan
 from benchmarks.claims import store as store_module
 from benchmarks.claims.claim import MOST_SEEDS
-<<<<<<< HEAD
 from benchmarks.claims.declared import merged
-=======
-from benchmarks.claims.scheduler import Budget, Scheduler
->>>>>>> tests
 from benchmarks.claims.statistics import LEAST_SEEDS, interval, verdict
-from benchmarks.claims.store import RESULTS, Store, identity
+from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary, executed, planned
 from p2pfl.errors import RunFileError
 from tests.claims_fixtures import ONE, OTHER, TREE, claim, project_store, record, settings, summary
@@ -184,11 +180,7 @@ def test_packed_runs_are_the_same_bytes_whatever_their_order(tmp_path: Path) -> 
 
 @pytest.mark.exhaustive
 def test_packed_results_of_the_project_are_those_that_pack_would_write() -> None:
-<<<<<<< HEAD
-    store = Store(RESULTS)
-=======
     store = project_store()
->>>>>>> tests
     lines = lzma.decompress(store.packed.read_bytes()).splitlines()
     assert [json.loads(line) for line in lines] == [found for _, found in sorted(store.records.items())]
     assert store.packed.stat().st_size < 4e6

@@ -35,11 +35,7 @@ def test_every_table_and_figure_has_a_row(paper: Any) -> None:
 
 @pytest.mark.exhaustive
 def test_rows_of_learning_rates_tell_variants_apart() -> None:
-<<<<<<< HEAD
-    store, methods = Store(RESULTS), []
-=======
     store, methods = project_store(), []
->>>>>>> tests
     for paper in PAPERS:
         runs = [run for one in paper.claims for run in one.runs.values()]
         found = [row.split(" | ")[0].removeprefix("| ") for row in pages.rates_chosen(runs, store)]
@@ -292,11 +288,7 @@ def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Pat
 @pytest.mark.parametrize("name", compare.METHODS)
 def test_compared_run_files_have_the_chosen_learning_rate(name: str) -> None:
     settings = compare.METHODS[name]
-<<<<<<< HEAD
-    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, Store(RESULTS))
-=======
     assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, project_store())
->>>>>>> tests
 
 
 @pytest.mark.exhaustive
@@ -340,11 +332,7 @@ def test_command_executes_what_is_missing_and_prints_the_row(tmp_path: Path) -> 
 @pytest.mark.exhaustive
 def test_list_names_the_data_that_left_out_claims_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
-<<<<<<< HEAD
     listed = CliRunner().invoke(main, ["list", "--only", "mapl", "--claim", "above FLT"])
-=======
-    listed = CliRunner().invoke(main, ["--store", str(tmp_path), "--only", "mapl", "--claim", "above FLT", "--list"])
->>>>>>> tests
     assert (listed.exit_code, listed.stdout) == (0, "")
     assert listed.stderr.startswith("claims are left out that need cifar10-part/")
 
