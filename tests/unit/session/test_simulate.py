@@ -137,12 +137,11 @@ def test_deadlock_names_the_waiting_peers(make_run: Any, monkeypatch: pytest.Mon
         simulate(make_run(rounds=1))
 
 
-@pytest.mark.parametrize(("given", "resolved"), [({}, False), (False, False), (True, True), (None, False)])
+@pytest.mark.parametrize(("given", "resolved"), [({}, False), (False, False), (True, True)])
 @pytest.mark.parametrize("algorithm", ["local", "l2c"])
 def test_masked_test_has_one_default_and_run_yaml_tells_it(
     make_run: Any, algorithm: str, given: Any, resolved: bool
 ) -> None:
-    """null is what earlier versions wrote into run folders."""
     changes = {} if given == {} else {"masked_test": given}
     run = make_run(algorithm=algorithm, **changes)
     assert run.resolved()["masked_test"] is resolved
