@@ -133,7 +133,7 @@ class PlannedRun:
         return load_data(self._run)[0]
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes, in the order of outputs; none if they are numbers. Raises as ``partition``."""
+        """Return the names of the classes, in the order of outputs; none if they are numbers. Raises RunFileError."""
         return load_data(self._run)[0].class_names
 
     def simulate(
