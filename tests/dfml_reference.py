@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from p2pfl.algorithms.aggregators import Assignment
+from p2pfl.algorithms.aggregator_roles import Assignment
 from p2pfl.algorithms.dfml import DFML, Hyper
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model

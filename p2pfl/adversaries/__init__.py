@@ -6,9 +6,9 @@ attacks.
 
 from __future__ import annotations
 
+from p2pfl.adversaries.base import ADVERSARIES as ADVERSARIES
 from p2pfl.adversaries.base import Adversary as Adversary
-from p2pfl.registry import Table, options_decorator
+from p2pfl.adversaries.base import adversary as adversary
+from p2pfl.registry import discover
 
-ADVERSARIES: Table[type[Adversary]] = Table("adversary")
-adversary = options_decorator(ADVERSARIES, Adversary)
-"""Registers a subclass of ``Adversary``."""
+discover(__name__, ADVERSARIES)

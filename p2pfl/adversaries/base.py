@@ -10,6 +10,7 @@ from typing import Any
 from p2pfl import PeerId
 from p2pfl.messaging.schema import Body
 from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,8 @@ class Adversary(Options, ABC):
             A body for all receivers, or one for each receiver; a receiver without one gets nothing. Receivers drop a
             body that the method's layouts do not accept, so this peer refuses to send it.
         """
+
+
+ADVERSARIES: Table[type[Adversary]] = Table("adversary")
+adversary = options_decorator(ADVERSARIES, Adversary)
+"""Registers a subclass of ``Adversary``."""

@@ -21,7 +21,7 @@ Algorithm 1, in round t, with aggregator a, senders S, participants P = S ∪ {a
 
 Differs from the paper:
 
-- aggregators and senders are drawn from a stream that all peers share (aggregators.py), and each peer computes α from
+- aggregators and senders come from a stream that all peers share (aggregator_roles.py), and each peer computes α from
   the round; in the paper each aggregator passes both on to the next. On a sparse graph the senders are neighbors of
   the aggregator, and all of them if it has fewer than asked for.
 - α rises along a cosine to α_max in the last round of its period, as in the paper's figures; Eq. 4 as printed falls.
@@ -53,7 +53,7 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms import presets
-from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule, Assignment
+from p2pfl.algorithms.aggregator_roles import Aggregation, AggregatorSchedule, Assignment
 from p2pfl.algorithms.alpha_schedule import AlphaSchedule
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load

@@ -17,7 +17,7 @@ Models of one architecture start equal.
 
 Differs from the paper:
 
-- aggregators and senders are drawn from a stream that all peers share (aggregators.py); on a sparse graph senders are
+- aggregators and senders come from a stream that all peers share (aggregator_roles.py); on a sparse graph senders are
   neighbors of the aggregator.
 - batch-normalization statistics stay local, unless ``share_statistics: true`` averages them too.
 - the optimizer's state is reset in each local training. (The paper does not specify this.)
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.aggregation.aggregator import Aggregator
-from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule
+from p2pfl.algorithms.aggregator_roles import Aggregation, AggregatorSchedule
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, statistics_stay_local

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.algorithms.aggregators import Aggregation
+from p2pfl.algorithms.aggregator_roles import Aggregation
 from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Trained
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.sliced_models import SlicedModels, estimate_statistics, sliced_part

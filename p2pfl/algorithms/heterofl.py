@@ -20,7 +20,7 @@ All networks start as slices of one initial network.
 
 Differs from the paper:
 
-- there is no server: aggregators and senders are drawn from a stream that all peers share (aggregators.py), and
+- there is no server: aggregators and senders come from a stream that all peers share (aggregator_roles.py), and
   idle peers receive nothing. With full participation on a complete graph W_g is the server's model. Eq. 6 as
   printed divides by the number of participants; like HeteroFL, this divides by the number of networks that
   hold the entry.
@@ -44,7 +44,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.algorithms.aggregators import Aggregation
+from p2pfl.algorithms.aggregator_roles import Aggregation
 from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Trained
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.sliced_models import SlicedModels, estimate_statistics, sliced_part

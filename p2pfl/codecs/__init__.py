@@ -6,9 +6,9 @@ applies codecs to the bodies of a run, by kind.
 
 from __future__ import annotations
 
+from p2pfl.codecs.base import CODECS as CODECS
 from p2pfl.codecs.base import Codec as Codec
-from p2pfl.registry import Table, options_decorator
+from p2pfl.codecs.base import codec as codec
+from p2pfl.registry import discover
 
-CODECS: Table[type[Codec]] = Table("codec", {"none": Codec})
-codec = options_decorator(CODECS, Codec)
-"""Registers a subclass of ``Codec``."""
+discover(__name__, CODECS)

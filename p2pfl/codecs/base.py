@@ -10,6 +10,7 @@ from torch import Tensor
 
 from p2pfl.messaging.schema import TensorSpec
 from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,8 @@ class Codec(Options):
     def unpack(self, parts: Mapping[str, Tensor], spec: TensorSpec) -> Tensor:
         """Return the tensor that these parts stand for; a neighbor chooses their values."""
         raise NotImplementedError
+
+
+CODECS: Table[type[Codec]] = Table("codec", {"none": Codec})
+codec = options_decorator(CODECS, Codec)
+"""Registers a subclass of ``Codec``."""

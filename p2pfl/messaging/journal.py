@@ -35,7 +35,8 @@ class Place:
 class BodyStore:
     """Holds the bodies of a journal in numbered segments. A number is never used again, not even after a restart.
 
-    This one holds them in memory, one in a segment, and nothing survives the process. ``peers`` has one in files.
+    This one holds them in memory, one in a segment, and nothing survives the process; ``FileStore``
+    (p2pfl/session/body_files.py) holds them in files.
     """
 
     current = 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pfl.algorithms.aggregators import Assignment
+from p2pfl.algorithms.aggregator_roles import Assignment
 from p2pfl.algorithms.fedavg_dec import (
     Averaged,
     FedAvgDec,

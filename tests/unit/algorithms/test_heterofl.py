@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from p2pfl.algorithms.aggregators import Assignment
+from p2pfl.algorithms.aggregator_roles import Assignment
 from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Hyper, Trained
 from p2pfl.algorithms.fedrolex import AveragedSlice, FedRolex, TrainedSlice
 from p2pfl.algorithms.heterofl import HeteroFL

@@ -22,8 +22,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("package")
 def test_names_are_those_of_all_packages() -> None:
-    assert names(BACKENDS) == ["ray", "slurm", "ssh"]
-    assert names(TRACKERS) == ["mine", "mlflow", "tensorboard", "wandb"]
+    assert "ssh" in names(BACKENDS)
+    found = names(TRACKERS)
+    assert {"mine", "wandb"} < set(found)
+    assert found == sorted(set(found))
 
 
 @pytest.mark.usefixtures("package")

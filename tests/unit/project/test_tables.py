@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -12,10 +13,12 @@ from typing import get_type_hints
 import pytest
 
 from p2pfl import errors
+from p2pfl.adversaries import ADVERSARIES
 from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.registration import check_algorithm
+from p2pfl.codecs import CODECS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader, Partition
 from p2pfl.errors import P2pflError
 from p2pfl.graphs import GRAPHS, Graph
@@ -85,6 +88,16 @@ def test_built_in_options_pass_the_checks_of_plugins(table: Table[type[Options]]
         check_options(options)
 
 
+@pytest.mark.parametrize(
+    "package",
+    ["adversaries", "aggregation", "algorithms", "codecs", "data.loaders", "data.partitions", "graphs", "models"],
+)
+def test_a_file_in_the_package_of_a_table_is_found(package: str) -> None:
+    importlib.import_module(f"p2pfl.{package}")
+    files = (REPOSITORY / "p2pfl" / Path(*package.split("."))).glob("[!_]*.py")
+    assert {f"p2pfl.{package}.{file.stem}" for file in files} <= sys.modules.keys()
+
+
 # ---- notes of parameters -----------------------------------------------------------------------------------
 
 TABLES: dict[str, Mapping[str, type[Options]]] = {
@@ -95,6 +108,8 @@ TABLES: dict[str, Mapping[str, type[Options]]] = {
     "augmentation": AUGMENTATIONS,
     "aggregation": AGGREGATIONS,
     "gradient": GRADIENTS,
+    "codec": CODECS,
+    "adversary": ADVERSARIES,
 }
 OPTIONS = [(f"{table}.{name}", options) for table, entries in TABLES.items() for name, options in entries.items()]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pfl.algorithms.aggregators import AggregatorSchedule, Assignment
+from p2pfl.algorithms.aggregator_roles import AggregatorSchedule, Assignment
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
 from tests.bodies import net_of
