@@ -82,7 +82,8 @@ def follow(
             exited = processes.update(group.events(POLL_INTERVAL))
             for line in group.notices():
                 progress.print(line)
-            ended_in |= {peer: _process_id(folder, peer) for peer in exited}
+            if group.is_here:  # elsewhere only this launcher starts peers, and a status may arrive later
+                ended_in |= {peer: _process_id(folder, peer) for peer in exited}
             if asked := [*asked, *group.requests()]:  # written before the signals: no peer is restarted
                 policy.restart = "never"
                 due.clear()

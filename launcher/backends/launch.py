@@ -74,7 +74,6 @@ def resume(
         RunFolderError: the peers run on another host.
     """
     present = [files.peer for files in folder.peers()]  # only one, if it was started by hand
-    selected = sorted(set(peers)) or present
     group: Group
     if "hosts" in folder.info:
         from launcher.backends.several_hosts import SeveralHosts
@@ -85,18 +84,20 @@ def resume(
         require_locks(folder.root)
         group = ThisHost()
 
-    def prepare() -> tuple[Plan, list[PeerId]]:
+    def prepare() -> tuple[Plan, list[PeerId], list[PeerId]]:
         from p2pfl.run_file import load as run_files
 
         run = run_files.load(folder.run_file)
         check_unchanged(run, folder)
         if group.is_here:
             check_complete(folder, run.peers)
-        if absent := sorted(set(selected) - set(present)):
-            raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has {formatting.ids(present)}")
+        known = present if group.is_here else range(run.peers)  # other hosts have their folders
+        selected = sorted(set(peers)) or list(known)
+        if absent := sorted(set(selected) - set(known)):
+            raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has {formatting.ids(known)}")
         if not group.is_here:  # the hosts report later which peers run
             check_start(run, range(run.peers), here=False)
-            return Plan.of(run), selected
+            return Plan.of(run), selected, selected
         alive = {peer for peer in present if find_process(folder, peer)}
         if running := [peer for peer in selected if peer in alive]:
             noun = "peer" if len(running) == 1 else "peers"
@@ -111,7 +112,7 @@ def resume(
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished or running")
         # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
         check_start(run, ended, here=True)
-        return Plan.of(run), ended
+        return Plan.of(run), selected, ended
 
     with group:
         with group.registered(folder, fresh=False):
@@ -119,7 +120,7 @@ def resume(
                 if peers or restart != "on-failure":
                     raise LaunchError(f"{folder.root}: simulated peers resume together: p2pfl resume {folder.root}")
                 return resume_simulation(folder, console, watching)
-            plan, todo = group.prepare(prepare)
+            plan, selected, todo = group.prepare(prepare)
             group.connect()
             group.open(folder, plan, lambda line: console.print(line, soft_wrap=True))
             ended = [peer for peer in todo if peer not in group.running]

@@ -242,7 +242,7 @@ class ThisHost:
                 self._environment |= resources.enter_context(mps)
                 self._kill()
                 self.start()
-                resources.callback(self._close)
+                resources.callback(lambda: self._close() if self._fork_requested else self._kill())
             yield
             output = os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
             if output:

@@ -84,8 +84,10 @@ def collect(folder: RunFolder, *, models: bool = True) -> ReportedRun:
 def read_summary(folder: RunFolder) -> Summary:
     """Summarize a run and leave summary.json as it is: its launcher knew by which signal a peer died."""
     summary = current_summary(folder)
-    written = map(mapping, written_summary(folder).get("peers", []))
-    known = {peer.get("peer"): peer.get("ended") for peer in written}
+    written = written_summary(folder).get("peers")
+    known = {
+        peer.get("peer"): peer.get("ended") for peer in map(mapping, written if isinstance(written, list) else ())
+    }
     peers = [
         replace(peer, ended=str(known[peer.peer]))
         if peer.ended == "died" and known.get(peer.peer) not in (None, RUNNING)

@@ -111,7 +111,8 @@ class Status:
 
     def resumes_at_start(self) -> int:
         """Return ``resumes`` for the next process of the peer, which starts now."""
-        return self.resumes + (self.phase in ("stopped", "finished"))
+        known = self.resumes if type(self.resumes) is int else 0  # a damaged status must not stop the next process
+        return known + (self.phase in ("stopped", "finished"))
 
 
 @dataclass

@@ -24,6 +24,16 @@ from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import write_records
 from tests.reports import HOSTILE, Page, change, read, record
 
+# ---- what is read ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("peers", [None, 3, [None], {"0": "died"}])
+def test_a_damaged_summary_of_the_launcher_is_ignored(folder: RunFolder, peers: object) -> None:
+    expected = read(folder).summary
+    folder.summary.write_text(json.dumps({"peers": peers}))
+    assert read(folder).summary == expected
+
+
 # ---- the page -----------------------------------------------------------------------------------------------
 
 

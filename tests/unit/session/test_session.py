@@ -397,3 +397,16 @@ def test_session_cancelled_in_the_queue_holds_no_slot(make_run: Any) -> None:
         assert running.cancelled()
 
     in_process(make_run(), None, life)
+
+
+@pytest.mark.parametrize("damaged", [{"starts": "x"}, {"starts": None, "resumes": []}])
+def test_resumes_although_the_status_has_wrong_types(
+    tmp_path: Path, make_run: Any, prepare: Any, damaged: dict[str, Any]
+) -> None:
+    run = make_run(rounds=2, peers=2)
+    folder = prepare(tmp_path / "run", run)
+    results = simulate(run, folder)
+    path = folder.peer(1).root / "status.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damaged}))
+    assert simulate(run, folder) == results
+    assert folder.peer(1).status().starts == 1
