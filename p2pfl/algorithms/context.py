@@ -43,7 +43,7 @@ class Context:
     dataset's inputs."""
     rounds: int = 0
     """Number of rounds of the run."""
-    rule: Rule = Mean()
+    aggregation: Rule = Mean()
     """The run's aggregation rule."""
     gradient: GradientRule = GradientRule()
     """The run's rule for gradients."""

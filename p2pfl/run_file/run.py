@@ -39,7 +39,7 @@ class Run:
         topology: the graph over which the peers connect; of a time-varying one, the union over all rounds.
         schedule: the graph of each round, if it changes.
         loader: loads the dataset.
-        rule: how peers combine what they receive.
+        aggregation: how peers combine what they receive.
         gradient: how they draw batches and make their gradients.
         codecs: how messages are packed, by kind; ``ALL`` stands for all kinds that are not listed.
         attacks: what the peers in ``file.adversaries`` do, in the same order.
@@ -55,7 +55,7 @@ class Run:
     loader: Loader
     partition: Partition
     augmentation: Augmentation
-    rule: Rule
+    aggregation: Rule
     gradient: GradientRule
     codecs: Mapping[str, Codec]
     attacks: tuple[Adversary, ...]
@@ -137,7 +137,7 @@ class Run:
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(file.graph.name, self.topology, self.schedule)
         plain["algorithm"] = section(file.algorithm, self.hyper)
-        plain["aggregation"] = section(file.aggregation, self.rule)
+        plain["aggregation"] = section(file.aggregation, self.aggregation)
         plain["gradient"] = section(file.gradient, self.gradient)
         data = plain["data"]
         data["dataset"] = section(file.data.dataset, self.loader)

@@ -279,7 +279,7 @@ def _make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, s
         samples=tuple(len(subset.train) for subset in subsets),
         build_named=build_named,
         rounds=run.rounds,
-        rule=run.rule,
+        aggregation=run.aggregation,
         gradient=run.gradient,
     )
     try:

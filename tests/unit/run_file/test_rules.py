@@ -71,14 +71,14 @@ def refused(loaded: Any, *sets: str) -> list[tuple[str, str]]:
 
 def test_defaults_are_the_means(loaded: Any) -> None:
     run = loaded()
-    assert (type(run.rule), type(run.gradient)) == (Mean, GradientRule)
+    assert (type(run.aggregation), type(run.gradient)) == (Mean, GradientRule)
     assert run.resolved()["aggregation"] == run.resolved()["gradient"] == {"name": "mean"}
     assert run.hyper.clip_norm is None
 
 
 def test_a_list_of_rules_is_resolved_and_part_of_the_runs_identity(loaded: Any) -> None:
     run = loaded("aggregation=[all, {name: first}]")
-    assert isinstance(run.rule, RuleList)
+    assert isinstance(run.aggregation, RuleList)
     rules = {"name": "list", "rules": [{"name": "all"}, {"name": "first"}]}
     assert run.resolved()["aggregation"] == rules
     assert [plugin.name for plugin in run.plugins] == ["rules"]
