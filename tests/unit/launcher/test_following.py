@@ -302,7 +302,7 @@ def test_a_resume_that_fails_does_not_change_where_the_run_is(
     with pytest.raises(LaunchError, match="stop here"):
         resume(folder, (), None)  # type: ignore[arg-type]
     assert order == ["restore", "check the run file"], "no host is started for a run file with mistakes"
-    monkeypatch.setattr(several_hosts, "in_child", lambda function: (plan(), [0, 1]))
+    monkeypatch.setattr(several_hosts, "in_child", lambda function: (plan(), [0, 1], [0, 1]))
     monkeypatch.setattr(several_hosts, "this_version", dict)
     with pytest.raises(LaunchError, match="host gamma: unreachable"):
         resume(folder, (), None)  # type: ignore[arg-type]
