@@ -60,6 +60,7 @@ def test_peers_draw_equal_assignments_and_senders_are_neighbors(
     assert list(assignment.participants) == sorted({assignment.aggregator, *assignment.senders})
 
 
+@pytest.mark.exhaustive
 def test_peer_0_aggregates_first_and_later_all_equally_often() -> None:
     net, schedule, rounds = nets(complete(6), 0)[0], AggregatorSchedule(SEED, 0.5), 3000
     drawn = [schedule.assignment(t, net) for t in range(1, rounds + 1)]
@@ -129,6 +130,7 @@ def expected_pending_rounds(drawn: Sequence[Assignment], me: int) -> int:
     return len(nx.dag_longest_path(meetings.subgraph(needed))) if needed else 0
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(topologies(), subsets, st.integers(0, 25))
 def test_pending_rounds_is_the_longest_path_of_unfinished_rounds(
@@ -141,6 +143,7 @@ def test_pending_rounds_is_the_longest_path_of_unfinished_rounds(
             assert schedule.pending_rounds(net) == expected_pending_rounds(drawn, net.me)
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(topologies(), subsets, st.floats(0.1, 5.0), st.integers(0, 2**32 - 1))
 def test_no_wait_times_out_if_every_step_meets_its_deadline(

@@ -229,6 +229,7 @@ def test_neighbor_whose_model_raises_the_loss_is_asked_after_those_never_asked()
     assert owners(traffic[0][0]) == [2]
 
 
+@pytest.mark.exhaustive
 def test_random_choices_differ_between_peers_and_rounds_and_repeat_in_another_run() -> None:
     runs = []
     for _ in range(2):

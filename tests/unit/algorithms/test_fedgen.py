@@ -186,6 +186,7 @@ def test_diverged_generator_is_replaced_by_the_one_from_before() -> None:
     assert not any(map(has_diverged, peers[1].model.state_dict().values()))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "given",
     [

@@ -131,6 +131,7 @@ def test_rounds_follow_the_appendix(of: type[FedAvgSSL], given: dict[str, Any]) 
             assert max(away) > 1e-4
 
 
+@pytest.mark.exhaustive
 @by_method
 def test_complete_graph_yields_one_global_model(of: type[FedAvgSSL]) -> None:
     peers = baselines(of, 6, participation=0.5)
@@ -202,6 +203,7 @@ def test_fedrep_leaves_frozen_layers_frozen() -> None:
 # ---- divergence and options ----------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @by_method
 def test_peer_whose_training_diverges_continues_from_the_average(of: type[FedAvgSSL]) -> None:
     peers = baselines(of, kind="normalised")

@@ -110,6 +110,7 @@ def test_every_peer_computes_what_the_papers_server_computes(given: dict[str, An
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("topology", "trainings"), [(COMPLETE, 3), (LINE, 9)], ids=["complete", "line"])
 def test_simulated_peers_with_equal_prototypes_train_them_once(
     topology: Topology, trainings: int, monkeypatch: pytest.MonkeyPatch

@@ -85,6 +85,7 @@ def inputs(peer: FLT) -> Tensor:
     return (raw.double() / 255 - 0.4) / 0.3
 
 
+@pytest.mark.exhaustive
 def test_line_1_trains_one_autoencoder_on_the_images_of_all_peers() -> None:
     peers = make()
     mean = {name: p.detach().double().clone() for name, p in peers[0].encoder.named_parameters()}
@@ -188,6 +189,7 @@ def test_records_of_round_0_hold_the_least_and_the_largest_distance() -> None:
     assert all(peer.diagnostics() == {} for peer in peers)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [COMPLETE, LINE], ids=["complete", "line"])
 def test_it_is_fedavg_if_no_neighbor_is_dropped(topology: Topology) -> None:
     peers, plain = make(threshold=1e6), make(FedAvg)
@@ -196,6 +198,7 @@ def test_it_is_fedavg_if_no_neighbor_is_dropped(topology: Topology) -> None:
     assert states(peers) == states(plain)
 
 
+@pytest.mark.exhaustive
 def test_dropped_models_travel_in_round_0_only() -> None:
     peers = make()
     traffic = run_rounds(peers, COMPLETE, 3)
@@ -262,6 +265,7 @@ def test_no_exchange_of_autoencoders_without_epochs() -> None:
     assert all(messages(one[0].sent, "Centers") == 3 for one in traffic)
 
 
+@pytest.mark.exhaustive
 def test_diverged_autoencoder_is_replaced_by_the_one_from_before() -> None:
     peers = make(encoder_lr=1e30)
     before = digest(peers[0].encoder.state_dict())
@@ -283,6 +287,7 @@ def test_autoencoder_trains_again_after_an_epoch_in_which_it_diverged(monkeypatc
     assert not any(map(has_diverged, peers[0].encoder.state_dict().values()))
 
 
+@pytest.mark.exhaustive
 def test_peers_that_do_not_take_part_are_compared_too() -> None:
     peers = make(participation=0.5)
     run_rounds(peers, COMPLETE, 4)
@@ -324,6 +329,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return seen
 
 
+@pytest.mark.exhaustive
 def test_line_3_embeds_the_centers_of_the_neighborhood_in_the_order_of_peers(installed: list[Tensor]) -> None:
     peers = make(manifold="umap", threshold=0.2)
     run_rounds(peers, LINE, 1)

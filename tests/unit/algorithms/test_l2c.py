@@ -148,6 +148,7 @@ def test_records_hold_weights_and_validation_loss() -> None:
         assert peer.diagnostics() == {"validation_loss": loss}
 
 
+@pytest.mark.exhaustive
 def test_peers_with_the_same_task_find_each_other() -> None:
     """Four peers, two tasks with swapped labels."""
     stream = np.random.default_rng(0)

@@ -37,6 +37,7 @@ def aggregates(draw: st.DrawFn) -> tuple[int, int, float]:
     return draw(st.integers(1, 6)), draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from([0.0, 0.3, 3.0]))
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(aggregates())
 @example((1, 0, 0.0))

@@ -145,6 +145,7 @@ def test_relu_before_the_head_is_optional() -> None:
     assert not torch.equal(with_relu.classify(z), without.classify(z))
 
 
+@pytest.mark.exhaustive
 def test_shared_init_makes_heads_projectors_and_prototypes_start_equal() -> None:
     for shared, equal in ((True, True), (False, False)):
         one, other, _ = make(hyper(shared_init=shared, compare="weights"))

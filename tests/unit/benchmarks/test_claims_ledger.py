@@ -250,6 +250,7 @@ def empty_pages(folder: Path, *names: str) -> Path:
     return folder / "claims.md"
 
 
+@pytest.mark.exhaustive
 def test_pages_keep_the_prose_and_drop_old_pictures(tmp_path: Path) -> None:
     paper = replace(PAPERS[0], claims=[claim()], left=())
     page, store = empty_pages(tmp_path, "mapl"), Store(tmp_path / "store")

@@ -133,6 +133,7 @@ time.sleep(600)
     assert procfs.pss(child) == 0
 
 
+@pytest.mark.exhaustive
 def test_stops_a_command_that_leaves_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "available", lambda: 1 << 30)
     assert (

@@ -222,6 +222,7 @@ def test_crops_are_torchvisions(shape: tuple[int, int, int]) -> None:
     torch.testing.assert_close(resized[0], batch[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.exhaustive
 def test_boxes_are_distributed_as_torchvisions() -> None:
     size = (24, 16)
     image, scale, ratio = torch.zeros(1, *size), [0.2, 1.0], [3 / 4, 4 / 3]

@@ -166,6 +166,7 @@ def test_dirichlet_reports_the_best_of_its_failed_draws(name: str) -> None:
         split(name, labels(1), np.zeros(0, np.int64), peers=11)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["dirichlet", "dirichlet-train"])
 def test_dirichlet_suggests_a_smaller_least_only_if_one_helps(name: str) -> None:
     def draw(beta: float, least: int) -> str:

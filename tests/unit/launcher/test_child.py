@@ -24,6 +24,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.exhaustive
 def test_returns_what_the_function_returns_in_another_process() -> None:
     gc.collect()  # what other tests have left may have descriptors
     before = len(os.listdir("/proc/self/fd"))

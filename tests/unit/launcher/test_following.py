@@ -73,6 +73,7 @@ def running_elsewhere(make_folder: MakeFolder) -> RunFolder:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_a_launcher_on_another_host_counts_as_alive_until_it_leaves_a_request_unanswered(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_launcher_on_another_host_counts_as_alive_until_it_leaves_a_request_un
     assert not state.answers(folder.root)
 
 
+@pytest.mark.exhaustive
 def test_the_launcher_is_told_to_stop_or_kill_by_a_command_on_another_host(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

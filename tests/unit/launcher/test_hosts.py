@@ -161,6 +161,7 @@ def test_sending_to_a_host_that_does_not_read_never_blocks() -> None:
     os.close(_other)
 
 
+@pytest.mark.exhaustive
 def test_a_closed_stream_leaves_no_descriptor_open() -> None:
     gc.collect()  # others' descriptors are not closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
@@ -183,6 +184,7 @@ class SlowLauncher:
         HostState(1, {0: "alpha"}, answered=0).write(self.folder.root)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kill", [False, True])
 def test_stop_of_a_starting_launcher_kills_peers_only_if_asked_to(
     kill: bool, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch

@@ -236,6 +236,7 @@ def test_options_that_kubernetes_would_reject_are_rejected(
     assert f"{value!r}: expected" in outcome.stderr
 
 
+@pytest.mark.exhaustive
 def test_output_is_a_kustomize_base_with_keys_that_are_kept(file: Path, invoke: Invoke) -> None:
     for words in ("with new keys", "with the existing keys"):
         outcome = invoke("k8s", file, "--image=p", "--output=base")

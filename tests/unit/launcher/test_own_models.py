@@ -108,6 +108,7 @@ def test_data_show_warns_of_what_a_resumed_run_would_lose(file: Path, invoke: In
     )
 
 
+@pytest.mark.exhaustive
 def test_weights_of_a_peer_load_into_the_class_of_the_user(file: Path, tmp_path: Path, invoke: Invoke) -> None:
     folder = create(load(file), tmp_path / "run")
     outcome = invoke("model", folder.root, "--peer", 1, "-o", tmp_path / "net.pt")

@@ -54,6 +54,7 @@ def test_a_picture_that_fails_to_be_written_is_an_error(tmp_path: Path) -> None:
         draw_graph(Topology.from_edges(2, [(0, 1)]), tmp_path / "gone" / "g.png")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("weighted", [True, False])
 def test_draws_groups_in_colors_and_weights_as_edges(tmp_path: Path, weighted: bool) -> None:
     pytest.importorskip("vl_convert")

@@ -68,6 +68,7 @@ def start(ray: Ray) -> HostStream:
     return ray.start(Host("ray-0"), Host("ray-0").command)
 
 
+@pytest.mark.exhaustive
 def test_a_driver_that_does_not_answer_is_ended(make_driver: MakeDriver) -> None:
     driver = make_driver(nodes=[])
     assert driver.call("nodes") == []
@@ -84,6 +85,7 @@ def test_the_end_of_the_driver_is_an_error_with_its_last_words(make_driver: Make
     assert not driver.running
 
 
+@pytest.mark.exhaustive
 def test_a_problem_with_a_node_names_it_and_does_not_end_the_launcher(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

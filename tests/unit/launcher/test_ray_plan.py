@@ -89,6 +89,7 @@ def test_names_a_lack_of_nodes() -> None:
         plan(Demand(4), RayOptions(), [])
 
 
+@pytest.mark.exhaustive
 @given(
     peers=st.integers(1, 60),
     cpus=st.none() | st.floats(0.05, 4),

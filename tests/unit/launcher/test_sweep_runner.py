@@ -326,6 +326,7 @@ def test_a_run_without_plan_fails_alone(folder: SweepFolder) -> None:
     assert "plans/b/run.yaml: cannot be read" in found.failures["b"]
 
 
+@pytest.mark.exhaustive
 def test_an_invalid_combination_fails_alone_and_the_search_goes_on(
     folder: SweepFolder, file: Path, searching: Callable[..., None]
 ) -> None:

@@ -202,6 +202,7 @@ async def test_shows_peers_sorts_and_opens_a_log(state: RunState, terminal: tupl
     assert app.return_code == 0
 
 
+@pytest.mark.exhaustive
 async def test_new_records_appear(state: RunState) -> None:
     app = LiveView(state, "toy")
     async with app.run_test(size=(120, 40)) as pilot:
@@ -234,6 +235,7 @@ async def test_ctrl_c_closes_the_view_of_a_run_that_another_command_has_started(
         await eventually(lambda: not app.is_running)
 
 
+@pytest.mark.exhaustive
 async def test_ctrl_c_interrupts_the_launcher_and_not_the_view(state: RunState) -> None:
     interrupts: list[int] = []
     app = LiveView(state, "toy", list, lambda: interrupts.append(1))

@@ -248,6 +248,7 @@ async def test_allreduce_omits_a_peer_without_a_usable_body(local: Any, last: st
     assert endpoints[2].missing == {"Vector": [3]}
 
 
+@pytest.mark.exhaustive
 async def test_a_message_that_is_too_late_for_its_allreduce_is_not_taken_for_the_next_ones(local: Any) -> None:
     endpoints = await local.open(PAIR, LAYOUTS, deadline=0.2)
     first, other = (round_of(endpoint, 0) for endpoint in endpoints)

@@ -72,6 +72,7 @@ def test_the_space_of_released_models_is_reused() -> None:
     assert [equal(found, model(number)) for found, number in zip(spooled, (0, 3, 7, 8), strict=True)] == [True] * 4
 
 
+@pytest.mark.exhaustive
 def test_a_model_is_not_written_into_the_space_of_a_smaller_one() -> None:
     spool = Spool()
     small, behind = spool.put({"x": torch.zeros(2)}), spool.put({"x": torch.ones(2)})

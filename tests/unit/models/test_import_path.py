@@ -253,6 +253,7 @@ def test_run_trains_imported_models_and_its_folder_repeats_it(
     assert "head.weight" in saved
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("models", "key", "message"),
     [

@@ -113,6 +113,7 @@ def test_tries_each_address_of_a_host_from_the_first(clock: Clock, until: Any) -
     idle(resolver, until)
 
 
+@pytest.mark.exhaustive
 def test_two_peers_come_to_try_a_working_address_at_the_same_time(clock: Clock, until: Any) -> None:
     resolvers = [Resolver(clock, LOG, NameServer(["192.0.2.1", "127.0.0.1"])) for _ in range(2)]
     together = 0

@@ -72,6 +72,7 @@ def test_algorithm_has_a_page(name: str) -> None:
 # ---- what the decorators check of plug-ins -----------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_built_in_algorithms_pass_the_checks_of_plugins(name: str) -> None:
     check_algorithm(ALGORITHMS[name])

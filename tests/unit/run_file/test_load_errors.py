@@ -26,6 +26,7 @@ def test_rejects_a_list() -> None:
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("text", ["name: &a {b: *a}\n", "[" * 1000], ids=["holds itself", "deep"])
 def test_rejects_unbounded_nesting(text: str) -> None:
     assert problems(text) == ["run.yaml: nested too deeply"]

@@ -128,6 +128,7 @@ def test_mistake_before_round_0_is_reported_with_its_line(
         simulate(load(project(my_method=text)))
 
 
+@pytest.mark.exhaustive
 def test_numbers_of_numpy_and_torch_are_recorded(project: Project, tmp_path: Path) -> None:
     text = METHOD.replace("from torch import", "import numpy as np\nimport torch\nfrom torch import", 1)
     text += "\n    def weights(self):\n        return {np.int64(self.me): torch.tensor(0.5)}\n"

@@ -194,6 +194,7 @@ def test_unknown_lists_known_names(found: object, known: list[str], text: str) -
     assert unknown(found, known, "key") == text.replace("unknown", "unknown key", 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("value", [5, -1, "zz", [1], [[1]], {}, {"a": 1}, None], ids=repr)
 def test_no_message_names_a_type_of_pydantic_and_no_key_has_two(value: object) -> None:
     hypers = [method.Hyper for method in ALGORITHMS.values()]

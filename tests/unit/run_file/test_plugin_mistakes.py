@@ -143,6 +143,7 @@ def test_state_that_no_checkpoint_can_contain_is_an_error_at_once(
         simulate(run, folder)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", ["raise SystemExit('enough')", "exit('enough')"])
 def test_end_of_the_program_in_a_round_is_an_error_of_its_line(error: str, project: Project, tmp_path: Path) -> None:
     """A SystemExit that leaves a task would end the event loop of all simulated peers."""

@@ -241,6 +241,7 @@ def test_methods_that_exchange_heads_refuse_frozen_ones(algorithm: str, partly_f
         load_data(run)
 
 
+@pytest.mark.exhaustive
 def test_peers_whose_frozen_parameters_differ_are_refused(partly_frozen: Any) -> None:
     run = partly_frozen({"seed_of": "anything"}, algorithm="fedavg", rounds=1)
     with pytest.raises(RunFileError, match=r"models.*frozen parameters differ between peers, which do not exchange"):

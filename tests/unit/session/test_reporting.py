@@ -192,6 +192,7 @@ async def test_a_peer_that_does_not_wait_for_neighbors_does_not_wake_up(files: P
     updates.cancel()
 
 
+@pytest.mark.exhaustive
 async def test_writes_an_update_that_was_not_due_when_it_happened(files: PeerFolder) -> None:
     file = StatusFile(Status(0, 1), files)
     updates = asyncio.create_task(file.keep_current())

@@ -96,6 +96,7 @@ def test_elapsed_seconds_grow_by_at_least_the_time_of_the_round(finished: Any) -
             assert end - before >= record["seconds"]["total"] - 0.001  # rounded
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_peer_counts_elapsed_seconds_on(tmp_path: Path, make_run: Any, prepare: Any) -> None:
     run = make_run(rounds=2, peers=2)
     folder = prepare(tmp_path / "run", run)
@@ -399,6 +400,7 @@ def test_session_cancelled_in_the_queue_holds_no_slot(make_run: Any) -> None:
     in_process(make_run(), None, life)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("damaged", [{"starts": "x"}, {"starts": None, "resumes": []}])
 def test_resumes_although_the_status_has_wrong_types(
     tmp_path: Path, make_run: Any, prepare: Any, damaged: dict[str, Any]
