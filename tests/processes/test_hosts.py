@@ -197,7 +197,7 @@ def test_peers_on_all_hosts_continue_without_one_that_fails_again_and_again(apar
     (lab.root / "bug.py").write_text(BUG)
     lab.write({**tree(graph="complete"), "plugins": ["bug.py"], "algorithm": {"name": "buggy"}}, apart=apart)
     output = ended(lab.launch(), code=1)
-    assert "ValueError: a bug; not restarted: failed 3 times without completing a round" in output
+    assert "ValueError: a bug; not restarted: failed 3 times without completing a further round" in output
     dead = "neighbor declared dead peer=1: it has failed repeatedly and is not restarted"
     assert [dead in files.log.read_text() for files in lab.folder.peers()] == [True, False, True, True]
 
