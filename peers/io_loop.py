@@ -46,7 +46,7 @@ OVERDUE = 20.0
 NAMED = 8
 """Most neighbors that the log names then."""
 REFUSAL_PERIOD = 1.0
-"""Seconds for which a peer refuses its neighbors' handshakes, after its own has failed, before it closes."""
+"""Seconds for which a peer whose handshake has failed refuses its neighbors' handshakes before it closes."""
 Leaving = Literal["finished", "failed", "stopped"]
 
 

@@ -94,7 +94,7 @@ class Aggregator:
 
         Args:
             rows: (number of the row, sender, float [d], weight), with any scale of the weights; not if that is 0.
-            out: float [K, d]; receives the rows, and keeps its own where no sender has one.
+            out: float [K, d]; receives the rows, and keeps its values in rows that no sender has.
         """
         found: dict[int, dict[PeerId, tuple[Tensor, float]]] = {}
         for k, sender, row, weight in rows:

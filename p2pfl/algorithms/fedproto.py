@@ -29,7 +29,7 @@ Differs from the paper:
 - A class without a received prototype in a round keeps its global prototype (the released code drops it).
 - A class that has had no prototype yet contributes no loss and is never predicted.
 - Peers that do not take part in a round (``participation``) receive, and update their global prototypes.
-- On a sparse graph each peer's global prototypes are the means of its own neighborhood.
+- On a sparse graph each peer's global prototypes are the means over its neighborhood.
 - Until there is a global prototype, the head classifies.
 - The mean skips neighbors that miss the deadline or whose prototypes have diverged, and the peer's own if they have.
 """

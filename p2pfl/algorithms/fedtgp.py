@@ -37,7 +37,7 @@ Differs from the paper:
   graph the two differ only in classes that no peer has.
 - The fixed margin of Table 6 (FM) is τ; the paper does not give its value.
 - Peers that do not take part in a round receive and train P̂ too, so that all copies stay equal.
-- On a sparse graph each peer trains the global prototypes of its own neighborhood.
+- On a sparse graph each peer trains the global prototypes of its neighborhood.
 - Lines 10 and 11 skip neighbors that miss the deadline or whose prototypes have diverged, and the peer's own if they
   have. After a missed message the copies of P̂ stay different, as training continues from them.
   Equal bits also need the same kind of device and number of threads.

@@ -5,7 +5,7 @@ A run file names a group, whose member m modulo its length goes to peer m, or on
 ``my_nets.Net(width=32)`` for a module to import. Most groups have members with equally many features, so that peers
 can exchange heads and prototypes. Initial weights are drawn from torch's global RNG.
 
-Every module of this package registers its own (``registration.py``).
+Every module of this package registers its names (``registration.py``).
 """
 
 from __future__ import annotations
