@@ -133,7 +133,9 @@ class ConnectionGuard:
 
     def message_read(self, identity: zmq.Frame, size: int, frames: int) -> None:
         """Count a message of ``size`` bytes; ``identity`` identifies its connection."""
-        connection = self.connections.setdefault(int(identity.get(zmq.SRCFD)), _Connection(unannounced=True))
+        descriptor = int(identity.get(zmq.SRCFD))
+        if (connection := self.connections.get(descriptor)) is None:
+            connection = self.connections[descriptor] = _Connection(unannounced=True)
         connection.bytes_read += size + frames * _MIN_FRAMING
 
     def check(self, log: LimitedLog, *, events: bool = True) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from p2pfl import PeerId
 from p2pfl.errors import HandshakeError, JournalError, WireError, WrongVersion
 from p2pfl.messaging import control
-from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Id, Refused, Want
+from p2pfl.messaging.control import BEFORE, FOREVER, INLINE, Entry, Id, Refused, Want
 from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState, chunk_length
 from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.wire import Buffer, Message
@@ -128,9 +128,9 @@ class Connection:
                     )
                     self.break_off(now)
                     return
-            if (content := _content(message, endpoint.journal, self.peer)) is None:
+            if (frames := _frames(message, run, endpoint.journal, self.peer)) is None:
                 break
-            yield [control.pack(message.control, run), *content]
+            yield frames
             self.writer.sent(message)
         self._note_progress()
 
@@ -142,7 +142,8 @@ class Connection:
         if not self.address or (self.lost_at is not None and self.writer.state is WriterState.DOWN):
             return None
         awaited = self._context.endpoint.mailbox.awaited
-        return self.reader.want(self.pending(), now, waiting=self.peer in awaited)
+        closing = self.closing or self.reader.finished
+        return self.reader.want(self.pending(), now, waiting=self.peer in awaited, closing=closing)
 
     def pending(self) -> int:
         """Return the bytes of the neighbor's messages that the algorithm has not taken yet."""
@@ -228,7 +229,7 @@ class Connection:
         """
         run_id = self._context.endpoint.run_id
         try:
-            answer, run = control.unpack(frames, None, (Refused,))
+            answer, run, _ = control.unpack(frames, None, (Refused,))
         except WrongVersion as error:
             answer, run = Refused(str(error)), run_id
         except WireError as error:
@@ -370,21 +371,25 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text[:300])
 
 
-def _content(message: Outgoing, journal: Journal, to: PeerId) -> list[Buffer] | None:
-    """Return the frames that follow the envelope; None if the entry was dropped at this moment.
+def _frames(message: Outgoing, run: str, journal: Journal, to: PeerId) -> list[Buffer] | None:
+    """Return the frames of a message; None if its entry was dropped at this moment.
 
     Raises JournalError if the journal has lost the body.
     """
     entry, described = message.entry, message.control
     if entry is None or not isinstance(described, Entry):
-        return []
-    header: list[Buffer] = [] if described.offset else [entry.header]
+        return [control.pack(described, run)]
+    header = b"" if described.offset else entry.header
     if described.segment or not entry.size:
-        return header
+        return [control.pack(described, run, header)]
+    length = chunk_length(entry.size, described.offset)
     try:
-        return [*header, journal.read(entry, described.offset, chunk_length(entry.size, described.offset))]
+        chunk = journal.read(entry, described.offset, length)
     except OSError as error:
         found = journal.after(to, entry.id)
         if found is not None and found[0] is entry:  # a user has deleted the file
             raise JournalError(to, error) from error
         return None  # the neighbor does not need it any more
+    if length > INLINE:
+        return [control.pack(described, run, header), chunk]
+    return [control.pack(described, run, header, chunk)]

@@ -20,6 +20,7 @@ from p2pfl.errors import P2pflError, error_text
 from p2pfl.messaging import control
 from p2pfl.messaging.control import Refused
 from p2pfl.messaging.deadline import STALL
+from p2pfl.messaging.edge import OPTIONAL_DELAY
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.run_file.addresses import leads_here, split
 from peers.connection import Connection
@@ -77,6 +78,8 @@ class IoLoop:
         self._commands: deque[Callable[[], None]] = deque()
         """Submitted by the event loop and by timers of injected faults."""
         self._submitting = threading.Lock()
+        self._woken = False
+        """Whether the I/O loop is awake, or about to be, for the commands submitted."""
         self._pump_at: dict[PeerId, float] = {}
         """When something is due for these neighbors that waits for time only. Looked at once a turn: the cost of a
         turn must not grow with the number of neighbors, each of which causes turns."""
@@ -104,12 +107,12 @@ class IoLoop:
         self.receiver = Receiver(self.context, self.connections, self.world.journals, now)
         self.world.start(self.run())
 
-    def submit(self, command: Callable[[], None]) -> None:
-        """Have the I/O loop call ``command``. Callable from any thread."""
+    def submit(self, command: Callable[[], None], *, soon: bool = True) -> None:
+        """Have the I/O loop call ``command``, unless ``soon`` when it wakes for something else. On any thread."""
         with self._submitting:  # otherwise each of two threads could leave it to the other to wake the loop
             self._commands.append(command)
-            first = len(self._commands) == 1
-        if first:  # otherwise the loop is already awake and will run all of them
+            wakes, self._woken = soon and not self._woken, soon or self._woken
+        if wakes:
             self.world.wake()
 
     def run(self) -> Turns:
@@ -121,6 +124,7 @@ class IoLoop:
                 turned_at, before = self.world.now(), turned_at
                 if turned_at - before > timeout + STALL:
                     self.stood_still += turned_at - before
+                self._woken = False
                 while self._commands:
                     self._commands.popleft()()
                 if self.receiver.end_pause(self.now()):
@@ -190,7 +194,7 @@ class IoLoop:
         while effects:
             match effects.popleft():
                 case Send(peer):
-                    self._pump(peer)
+                    self._pump(peer, self.now())
                 case Close(peer):
                     if dealer := self._dealers.pop(peer, None):
                         dealer.close()
@@ -200,10 +204,10 @@ class IoLoop:
                 case Refuse(identity, reason):
                     self.router.send(identity, [control.pack(Refused(reason), self.context.endpoint.run_id)])
 
-    def _pump(self, peer: PeerId) -> None:
+    def _pump(self, peer: PeerId, now: float) -> None:
         """Pass what is due for a neighbor to libzmq while its queue has room."""
         connection, dealer = self.connections[peer], self._dealers.get(peer)
-        for frames in connection.outgoing(self.now()):
+        for frames in connection.outgoing(now):
             assert dealer is not None
             if not dealer.send(frames):
                 dealer.watch(True)
@@ -216,8 +220,9 @@ class IoLoop:
             self._pump_at.pop(peer, None)
 
     def pump(self, peers: Iterable[PeerId]) -> None:
+        now = self.now()
         for peer in peers:
-            self._pump(peer)
+            self._pump(peer, now)
         self._carry_out()
 
     def _look_soon(self) -> None:
@@ -233,11 +238,15 @@ class IoLoop:
 
     # ---- commands of the event loop
 
-    def announce(self, entry: JournalEntry) -> None:
-        now = self.now()
+    def announce(self, entry: JournalEntry, at: float) -> None:
+        """Send an entry that was written at the time ``at``."""
         for peer in entry.to:
-            self.connections[peer].announce(entry, now)
-        self.pump(entry.to)
+            self.connections[peer].announce(entry, at)
+        if entry.optional:
+            due_at = at + OPTIONAL_DELAY
+            self._pump_at.update({peer: min(due_at, self._pump_at.get(peer, due_at)) for peer in entry.to})
+        else:
+            self.pump(entry.to)
 
     def set_durable(self, durable: int) -> None:
         for connection in self.connections.values():
@@ -356,6 +365,7 @@ class IoLoop:
         self.next_check = 0.0
         for connection in self.connections.values():
             connection.closing = True
+        self.pump(self.connections)
 
     def _done(self) -> bool:
         if self.closing_since is None:

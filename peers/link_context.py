@@ -18,6 +18,8 @@ from peers.limited_log import LimitedLog
 
 MIN_ENTRIES = 16
 """Entries of the largest size that fit into the budget: an algorithm may take a round's entries in any order."""
+MIN_BUDGET = 1 << 20
+"""Bytes. A Want follows each quarter of the budget: with small entries, more than one for each would be wasted."""
 
 
 @dataclass(frozen=True)
@@ -54,4 +56,4 @@ class LinkContext:
     @cached_property
     def budget(self) -> int:
         """Bytes of one neighbor's entries that may be on their way, or not yet taken by the algorithm."""
-        return MIN_ENTRIES * (self.largest + OVERHEAD)
+        return max(MIN_BUDGET, MIN_ENTRIES * (self.largest + OVERHEAD))

@@ -85,11 +85,17 @@ class Receiver:
                 context.limited_log.warning("messages from unknown senders", text)
             self._count_useless(frames, now)
             return
-        useful = False
+        useful, inline = False, 0
         try:
-            message, _ = control.unpack(frames, context.endpoint.run_id, SENT)
+            message, _, rest = control.unpack(frames, context.endpoint.run_id, SENT)
             if isinstance(message, Entry):
-                useful = self._handle_entry(connection, message, frames[1:])
+                header, chunk = rest[: message.header], rest[message.header :]
+                inline = len(chunk)
+                if len(frames) > 1:
+                    if inline:
+                        raise Malformed(f"entry {tuple(message.id)} has two chunks")
+                    chunk = memoryview(frames[1])
+                useful = self._handle_entry(connection, message, header, chunk)
             elif isinstance(message, Want):
                 connection.want(message, now)
             elif isinstance(message, Hello):
@@ -103,7 +109,7 @@ class Receiver:
             if isinstance(error, WrongRun | WrongVersion):
                 context.effects.append(Refuse(identity, str(error)))
         if not useful:
-            self._count_useless(frames, now)
+            self._count_useless(frames, now, inline)
         if connection.asks(now):
             context.effects.append(Send(connection.peer))
 
@@ -136,17 +142,16 @@ class Receiver:
 
     # ---- entries
 
-    def _handle_entry(self, connection: Connection, entry: Entry, frames: Sequence[Buffer]) -> bool:
+    def _handle_entry(self, connection: Connection, entry: Entry, header: memoryview, chunk: memoryview) -> bool:
         """Take a chunk or a reference. Return whether it may be of use. Raises WireError."""
         peer, reader = connection.peer, connection.reader
         if entry.offset:
-            return self._continue(connection, entry, frames)
+            return self._continue(connection, entry, chunk)
         verdict = reader.entry(entry)
         if verdict != "take":
             return False
         self._assemblies.pop(peer, None)
-        header = frames[0] if frames else b""
-        length = len(memoryview(header))
+        length = len(header)
         if reader.exceeds_window(length, entry.size):
             raise Unexpected(f"entry {tuple(entry.id)} exceeds the window")
         limit = self._context.largest
@@ -173,31 +178,27 @@ class Receiver:
         elif plan.size == 0:
             self._complete(connection, entry.id, plan, None)
         else:
-            body = torch.empty(plan.size, dtype=torch.uint8)
-            self._assemblies[peer] = _Assembly(entry.epoch, entry.id, plan, body)
-            return self._continue(connection, entry, frames[1:])
+            self._assemblies[peer] = _Assembly(entry.epoch, entry.id, plan, torch.empty(plan.size, dtype=torch.uint8))
+            return self._continue(connection, entry, chunk)
         return self._may_be_of_use(entry.id, plan)
 
-    def _continue(self, connection: Connection, entry: Entry, frames: Sequence[Buffer]) -> bool:
+    def _continue(self, connection: Connection, entry: Entry, chunk: memoryview) -> bool:
         peer = connection.peer
         assembly = self._assemblies.get(peer)
         if assembly is None or (assembly.epoch, assembly.id) != (entry.epoch, entry.id):
             return False
-        chunk = memoryview(frames[0] if frames else b"")
-        end = entry.offset + len(chunk)
-        expected = chunk_length(len(assembly.body), assembly.filled)
-        if (entry.offset, len(chunk)) != (assembly.filled, expected):
+        plan, begins, ends = assembly.plan, entry.offset, entry.offset + len(chunk)
+        expected = chunk_length(plan.size, assembly.filled)
+        if begins != assembly.filled or len(chunk) != expected:
             del self._assemblies[peer]
             connection.reader.gap()
-            raise Malformed(
-                f"chunk of {len(chunk)} bytes at {entry.offset}; expected {expected} at {assembly.filled}"
-            )
-        assembly.body.numpy().data[entry.offset : end] = chunk
-        assembly.filled = end
-        if end == len(assembly.body):
+            raise Malformed(f"chunk of {len(chunk)} bytes at {begins}; expected {expected} at {assembly.filled}")
+        assembly.body.numpy().data[begins:ends] = chunk
+        assembly.filled = ends
+        if ends == plan.size:
             del self._assemblies[peer]
-            self._complete(connection, entry.id, assembly.plan, assembly.body)
-        return self._may_be_of_use(entry.id, assembly.plan)
+            self._complete(connection, entry.id, plan, assembly.body)
+        return self._may_be_of_use(entry.id, plan)
 
     def _may_be_of_use(self, id: Id, plan: Plan) -> bool:
         t = self._context.endpoint.t
@@ -220,11 +221,15 @@ class Receiver:
 
     # ---- the rate of useless messages
 
-    def _count_useless(self, frames: Sequence[Buffer], now: float) -> None:
-        """Charge the rate limit for a message; long headers and many frames cost more, since reading them does."""
+    def _count_useless(self, frames: Sequence[Buffer], now: float, inline: int = 0) -> None:
+        """Charge the rate limit for a message; long headers and many frames cost more, since reading them does.
+
+        Args:
+            inline: bytes of the chunk in the first frame.
+        """
         self._useless_left = min(USELESS_RATE, self._useless_left + (now - self._counted_at) * USELESS_RATE)
         self._counted_at = now
-        self._useless_left -= 1 + sum(map(len, frames[:1])) / 1024 + len(frames) / 16
+        self._useless_left -= 1 + (sum(map(len, frames[:1])) - inline) / 1024 + len(frames) / 16
         self.paused = self.paused or self._useless_left < 0
 
     def pause_left(self, now: float) -> float:

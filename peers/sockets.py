@@ -32,6 +32,9 @@ from peers.limited_log import LimitedLog
 from peers.resolver import Resolver
 from peers.zmq_sockets import SocketContext, ZmqDealer, ZmqRouter, sockets_for
 
+NICE = 19
+"""Niceness of the I/O thread. A thread that yields to training finds several messages when it gets its turn; one that
+is woken for each message reads each with cold caches, which takes twice the CPU time (docs/benchmarks.md)."""
 Turns = Generator[float, Collection[object], None]
 """Yields a timeout in seconds, and is sent the sockets with a message, an event, or room if that is watched."""
 
@@ -115,6 +118,8 @@ class Sockets:
         self.thread.start()
 
     def _drive(self, io: Turns) -> None:
+        with suppress(OSError):  # where the system has no priorities of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         guard, shared, poller = self._router.guard, self._shared, self._shared.poller
         for each in (self._woken, guard.monitor, shared.monitors.fileno()):
             poller.register(each, zmq.POLLIN)

@@ -19,10 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from p2pfl import PeerId
 from p2pfl.messaging.control import FOREVER, Hello
 from p2pfl.messaging.deadline import Deadline
+from p2pfl.messaging.edge import OPTIONAL_DELAY
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.link import Link
@@ -64,6 +66,8 @@ class ZmqLink(Link):
         self._dead: set[PeerId] = set()
         """Neighbors that have disconnected without having finished."""
         self._caught_up = asyncio.Event()
+        self._optional_due: asyncio.TimerHandle | None = None
+        """Wakes the I/O loop for the last entry, which is optional."""
         hello = Hello(config_hash, *(world.journals.own if transport.same_host else ("", "")))
         limited_log = LimitedLog(log, world.now)
         self.context = LinkContext(
@@ -84,7 +88,14 @@ class ZmqLink(Link):
         self.checkpointed(self.endpoint.durable)
 
     def announce(self, entry: JournalEntry) -> None:
-        self.io.submit(lambda: self.io.announce(entry))
+        if self._optional_due is not None:
+            self._optional_due.cancel()
+            self._optional_due = None
+        at = self.io.now()
+        self.io.submit(lambda: self.io.announce(entry, at), soon=not entry.optional)
+        if entry.optional:  # mostly, another entry follows soon, and makes it superfluous
+            wake = partial(self.io.submit, lambda: None)
+            self._optional_due = asyncio.get_running_loop().call_later(OPTIONAL_DELAY, wake)
 
     def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
         return [peer for peer in peers if self.io.connections[peer].is_behind()]
@@ -111,7 +122,7 @@ class ZmqLink(Link):
         self.io.submit(lambda: self.io.nothing(to, t))
 
     def checkpointed(self, durable: int) -> None:
-        self.io.submit(lambda: self.io.set_durable(durable))
+        self.io.submit(lambda: self.io.set_durable(durable), soon=False)
 
     def undelivered(self) -> int:
         return sum(connection.entries_left() for connection in self.io.connections.values())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.messaging import control, wire
-from p2pfl.messaging.control import FROM_WRITER, Control, Hello, Want
+from p2pfl.messaging.control import FROM_WRITER, Control, Entry, Hello, Want
 from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.neighborhood import Neighborhood
@@ -102,9 +102,15 @@ class LinkEnd:
         allowed = (*FROM_WRITER, Want)
         return [control.unpack(frames, RUN_ID, allowed)[0] for frames in self.outgoing(peer, room)]
 
-    def receive(self, sender: PeerId, message: Control, *frames: Buffer, run: str = RUN_ID) -> list[Effect | News]:
-        """Receive a message of a neighbor, and return the effects."""
-        self.receiver.receive(
-            f"{sender}>{self.endpoint.me}".encode(), [control.pack(message, run), *frames], self.now
-        )
+    def receive(self, sender: PeerId, message: Control, *content: Buffer, run: str = RUN_ID) -> list[Effect | News]:
+        """Receive a message of a neighbor, and return the effects.
+
+        Args:
+            content: the header of an entry, and its chunk, each in a frame of its own from the second on.
+        """
+        if isinstance(message, Entry) and content and not message.offset:
+            message = message._replace(header=len(content[0]))
+        inline = 0 if isinstance(message, Entry) and message.offset else 1
+        frames = [control.pack(message, run, *content[:inline]), *content[inline:]]
+        self.receiver.receive(f"{sender}>{self.endpoint.me}".encode(), frames, self.now)
         return self.effects()

@@ -93,7 +93,7 @@ class MaliciousNeighbor:
     def _note(self, identity: bytes, frames: list[bytes]) -> None:
         """Note a peer's Hello, and the epochs that it has begun to write or to read; begin the latter."""
         with suppress(WireError):
-            message, _ = control.unpack(frames, None, (Hello, Start, Want))
+            message, _, _ = control.unpack(frames, None, (Hello, Start, Want))
             peer = int(identity.partition(b">")[0])
             if isinstance(message, Hello):
                 self.numbers[peer] = message.number

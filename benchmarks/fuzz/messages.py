@@ -57,8 +57,11 @@ BODIES: list[Body] = [WORDS, Loose(torch.ones(2, 0, 3)), Loose(torch.ones(1, 2, 
 VALID: list[Body | control.Control] = [*BODIES, *CONTROL]
 LOOSE = Layout.of(Loose(torch.ones(0, 0, 0)), free={"x": dict.fromkeys(range(3), 1 << 20)})
 SCHEMA = MessageSchema([Layout.of(WORDS), Layout.of(BODIES[-1]), LOOSE])
+ENVELOPE = len(control.pack(CONTROL[-1], RUN_ID))
+"""Bytes of the envelope of an Entry."""
+ODD_NUMBERS = [0, 1, 2, 255, 1 << 31, 1 << 47, (1 << 53) - 1, 1 << 53, (1 << 64) - 1]
 ODD_VALUES: list[Any] = [
-    *(None, True, -1, 0, 1, 2, 255, 1 << 31, 1 << 47, (1 << 53) - 1, 1 << 53, (1 << 64) - 1, -(1 << 63), 0.5),
+    *(*ODD_NUMBERS, None, True, -1, -(1 << 63), 0.5),
     *(float("nan"), "", "x", "\0", "Words", "float32", "bool", b"", b"x"),
     *([], [[]], [1 << 48], {}, {"x": 1}, {"": []}),
     *([["x", None, "float32", [0, 1 << 47, 1 << 47]]], ["x", None, "bool", [3]], "é" * 300, [1] * 300),
@@ -69,8 +72,9 @@ def encode_valid(message: Body | control.Control, epoch: int = 5, id: Id = Id(0,
     if not isinstance(message, Body):
         return [control.pack(message, RUN_ID)]
     encoded = wire.encode(message)
-    frames = [control.pack(Entry(epoch, id, BEFORE, encoded.size), RUN_ID), encoded.header]
-    return [*frames, b"".join(encoded.parts())] if encoded.size else frames
+    entry = Entry(epoch, id, BEFORE, encoded.size, header=len(encoded.header))
+    frame = control.pack(entry, RUN_ID, encoded.header)
+    return [frame, b"".join(encoded.parts())] if encoded.size else [frame]
 
 
 def mutate(frames: Sequence[bytes], chance: random.Random) -> list[bytes]:
@@ -89,8 +93,11 @@ def mutate(frames: Sequence[bytes], chance: random.Random) -> list[bytes]:
             other = chance.randrange(len(mutated))
             mutated[at], mutated[other] = mutated[other], mutated[at]
         elif mutation <= 5:
-            at = min(at, 1)  # the envelope, or the header of a body
-            mutated[at] = _replace_entry(mutated[at], chance)
+            envelope, header = mutated[0][:ENVELOPE], mutated[0][ENVELOPE:]
+            if header and chance.random() < 0.7:
+                mutated[0] = envelope + _replace_entry(header, chance)
+            else:
+                mutated[0] = _replace_number(envelope, chance) + header
         else:
             frame = bytearray(mutated[at])
             offset = chance.randrange(len(frame) + 1)
@@ -102,13 +109,21 @@ def mutate(frames: Sequence[bytes], chance: random.Random) -> list[bytes]:
     return mutated or [b""]
 
 
+def _replace_number(envelope: bytes, chance: random.Random) -> bytes:
+    """Replace one number of an envelope, or its type."""
+    if chance.random() < 0.1:
+        return envelope[:19] + bytes([chance.randrange(8)]) + envelope[20:]
+    at = 20 + 8 * chance.randrange(max(1, (len(envelope) - 20) // 8))
+    return envelope[:at] + struct.pack("<Q", chance.choice(ODD_NUMBERS)) + envelope[at + 8 :]
+
+
 def _replace_entry(header: bytes, chance: random.Random) -> bytes:
-    """Replace one value in an envelope or a header, at any depth."""
+    """Replace one value in a header, at any depth."""
     try:
-        envelope = msgpack.unpackb(header, strict_map_key=False)
+        content = msgpack.unpackb(header, strict_map_key=False)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException):
         return header
-    inner = envelope
+    inner = content
     while isinstance(inner, list | dict) and inner:
         key = chance.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
         if not isinstance(inner[key], list | dict) or not inner[key] or chance.random() < 0.3:
@@ -116,7 +131,7 @@ def _replace_entry(header: bytes, chance: random.Random) -> bytes:
             break
         inner = inner[key]
     with suppress(ValueError, OverflowError, TypeError):
-        packed: bytes = msgpack.packb(envelope, use_bin_type=True)
+        packed: bytes = msgpack.packb(content, use_bin_type=True)
         return packed
     return header
 
@@ -129,12 +144,12 @@ def is_accepted(frames: Sequence[bytes]) -> bool:
         Exception: the decoder raised anything but a WireError.
     """
     try:
-        message, _ = control.unpack(frames, RUN_ID, (*FROM_WRITER, *FROM_READER))
+        message, _, rest = control.unpack(frames, RUN_ID, (*FROM_WRITER, *FROM_READER))
         assert control.unpack([control.pack(message, RUN_ID)], RUN_ID, (type(message),))[0] == message
         if not isinstance(message, Entry) or message.offset or message.segment:
             return True
-        plan = wire.check(frames[1] if len(frames) > 1 else b"", SCHEMA)
-        stored = b"".join(frames[2:])
+        plan = wire.check(rest[: message.header], SCHEMA)
+        stored = b"".join([rest[message.header :], *frames[1:]])
         if len(stored) != plan.size:
             return False
         found = _message(plan, stored)

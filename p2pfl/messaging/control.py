@@ -1,34 +1,39 @@
 """The messages between the two ends of an edge: entries of the writer's journal, and the reader's requests.
 
-    writer ── Hello, Start, Entry, Nothing ──▶ reader          one ZeroMQ multipart message each
+    writer ── Hello, Start, Entry, Nothing ──▶ reader          one ZeroMQ message each
            ◀────── Want, Refused ──────────
 
-    message  = envelope *frame
-    envelope = msgpack([version, run, type, *fields])            the fields of one of the classes below, in order
-    frames   = header and the first chunk of the body, or the next chunk, with an Entry; otherwise none
+    message  = frame *chunk                                      chunk: with an Entry only, unless it is inline
+    frame    = envelope [header [chunk]]                         header, inline chunk: with an Entry only
+    envelope = "p2" version run type *number *text
+    version  = uint8
+    run      = 16 bytes of ASCII
+    type     = uint8                                             position in ``TYPES``
+    number   = uint64 little-endian                              each field of the class below that is not a text; an
+                                                                 Id is two: its round plus 1, and its number
+    text     = uint16 little-endian, so many bytes of UTF-8      each field that is one
 
-A message with another form, version or run raises WireError. Integers are 0 to 2^53 - 1, except in ``Id``, whose
-round may also be BEFORE.
+A message with another form, version or run raises WireError. Numbers are 0 to 2^53 - 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, cast, get_type_hints
-
-import msgpack
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Any, NamedTuple, get_type_hints
 
 from p2pfl.errors import Malformed, WrongRun, WrongVersion
 from p2pfl.messaging.schema import shown
-from p2pfl.messaging.wire import Buffer, unpack_list
+from p2pfl.messaging.wire import Buffer
 
-VERSION = 4
-MAX_ENVELOPE = 1 << 12
-"""Bytes."""
+MAGIC = b"p2"
+VERSION = 5
 CHUNK = 1 << 20
 """Bytes of each chunk of a body but the last: a frame must not take longer than the heartbeat timeout."""
+INLINE = 1 << 14
+"""Bytes up to which a chunk follows in the frame of its envelope: one frame costs less than two, a copy less yet."""
+LIMIT = 1 << 53
+"""Numbers are smaller: every language can represent them."""
 FOREVER = 1 << 40
 """The round of the last Begin of a peer that leaves for good: after every other round."""
 
@@ -48,8 +53,7 @@ BEFORE = Id(-1, 0)
 """Before every entry."""
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """Opens a connection; the reader answers with a Want of a new epoch, or with Refused.
 
     Attributes:
@@ -65,8 +69,7 @@ class Hello:
     number: int = 0
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """The writer begins the epoch that the reader asked for.
 
     Attributes:
@@ -79,8 +82,7 @@ class Start:
     nothing: int
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A chunk of an entry's body, or a reference to all of it.
 
     Attributes:
@@ -89,6 +91,7 @@ class Entry:
         offset: where in the body the chunk begins; the header precedes the chunk at 0.
         segment: number of the journal's segment that holds the body; 0: the body follows in chunks.
         at: where in the segment the body begins.
+        header: bytes of the header that follows.
     """
 
     epoch: int
@@ -98,18 +101,17 @@ class Entry:
     offset: int = 0
     segment: int = 0
     at: int = 0
+    header: int = 0
 
 
-@dataclass(frozen=True)
-class Nothing:
+class Nothing(NamedTuple):
     """In round ``t``, the writer sends the reader nothing: they disagree on whether the reader receives from it."""
 
     epoch: int
     t: int
 
 
-@dataclass(frozen=True)
-class Want:
+class Want(NamedTuple):
     """What the reader asks for: a full statement, so that losing or repeating it is harmless.
 
     Attributes:
@@ -132,8 +134,7 @@ class Want:
     hello: int = 0
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """The reader rejects the connection."""
 
     reason: str
@@ -143,18 +144,54 @@ Control = Hello | Start | Entry | Nothing | Want | Refused
 
 FROM_WRITER: tuple[type[Control], ...] = (Hello, Start, Entry, Nothing)
 FROM_READER: tuple[type[Control], ...] = (Want, Refused)
-_TYPES: dict[str, type[Control]] = {kind.__name__: kind for kind in (*FROM_WRITER, *FROM_READER)}
+TYPES = (*FROM_WRITER, *FROM_READER)
+
+_START = Struct("<2sB16sB")
+_LENGTH = Struct("<H")
 
 
-def pack(control: Control, run: str) -> bytes:
-    """Return the envelope."""
-    fields = [getattr(control, name) for name, _ in _fields(type(control).__name__)]
-    envelope: bytes = msgpack.packb([VERSION, run, type(control).__name__, *fields])
-    return envelope
+class _Form(NamedTuple):
+    """How the fields of a type are packed."""
+
+    kind: type[Control]
+    numbers: Struct
+    """Of the start of the envelope and the numbers."""
+    kinds: tuple[type, ...]
+
+    @classmethod
+    def of(cls, kind: type[Control]) -> _Form:
+        kinds = tuple(get_type_hints(kind).values())
+        return cls(kind, Struct(_START.format + "".join({Id: "QQ", str: ""}.get(each, "Q") for each in kinds)), kinds)
 
 
-def unpack(frames: Sequence[Buffer], run: str | None, allowed: tuple[type[Control], ...]) -> tuple[Control, str]:
-    """Decode an envelope and return it with the run that it names.
+_FORMS = [_Form.of(kind) for kind in TYPES]
+_CODES = {kind: code for code, kind in enumerate(TYPES)}
+
+
+def pack(control: Control, run: str, *content: Buffer) -> bytes:
+    """Return the first frame of a message: the envelope, and what follows it in this frame."""
+    code = _CODES[type(control)]
+    texts: list[bytes] = []
+    if isinstance(control, Entry):  # not in the loop below: most messages are one
+        epoch, (t, number), (before, last), *others = control
+        numbers = [epoch, t + 1, number, before + 1, last, *others]
+    else:
+        numbers = []
+        for value in control:
+            if isinstance(value, Id):
+                numbers += (value.t + 1, value.number)
+            elif isinstance(value, str):
+                text = value.encode()
+                texts += (_LENGTH.pack(len(text)), text)
+            else:
+                numbers.append(value)
+    return b"".join((_FORMS[code].numbers.pack(MAGIC, VERSION, run.encode(), code, *numbers), *texts, *content))
+
+
+def unpack(
+    frames: Sequence[Buffer], run: str | None, allowed: tuple[type[Control], ...]
+) -> tuple[Control, str, memoryview]:
+    """Decode the envelope of a message. Return it, the run that it names, and what follows it in its frame.
 
     Args:
         frames: the whole message.
@@ -163,47 +200,54 @@ def unpack(frames: Sequence[Buffer], run: str | None, allowed: tuple[type[Contro
     """
     if not frames:
         raise Malformed("message has no frames")
-    envelope = unpack_list(frames[0], MAX_ENVELOPE, "envelope")
-    version, found_run, name, *values = [*envelope, None, None, None][: max(3, len(envelope))]
-    if type(version) is not int or version != VERSION:
-        raise WrongVersion(
-            f"protocol version {shown(version)}; this peer uses {VERSION}; install the same version of p2pfl"
-        )
-    if type(found_run) is not str:
-        raise Malformed("run id is not a string")
+    frame = memoryview(frames[0])
+    if len(frame) < _START.size or frame[: len(MAGIC)] != MAGIC:
+        raise Malformed(f"{len(frame)} bytes that do not begin with an envelope")
+    _, version, found, code = _START.unpack_from(frame)
+    if version != VERSION:
+        raise WrongVersion(f"protocol version {version}; this peer uses {VERSION}; install the same version of p2pfl")
+    found_run = found.rstrip(b"\0").decode("ascii", errors="replace")
     if run is not None and found_run != run:
         raise WrongRun(f"message of run {shown(found_run)}; this peer is in run {run!r}")
-    kind = _TYPES.get(name) if type(name) is str else None
-    if kind is None or kind not in allowed:
-        raise Malformed(f"expected one of {', '.join(each.__name__ for each in allowed)}, got {shown(name)}")
-    fields = _fields(name)
-    if len(values) != len(fields):
-        raise Malformed(f"{name} must have {len(fields)} fields, got {len(values)}")
-    checked = []
-    for (field, what), value in zip(fields, values, strict=True):
-        try:
-            checked.append(_read(what, value))
-        except ValueError as error:
-            raise Malformed(f"{name}.{field} {error}") from None
-    frames_allowed = range(3) if kind is Entry else range(1)
-    if len(frames) - 1 not in frames_allowed:
-        raise Malformed(f"{len(frames) - 1} frames follow the envelope of {name}")
-    return kind(*checked), found_run
+    form = _FORMS[code] if code < len(_FORMS) else None
+    if form is None or form.kind not in allowed:
+        name = form.kind.__name__ if form else f"type {code}"
+        raise Malformed(f"expected one of {', '.join(each.__name__ for each in allowed)}, got {name}")
+    kind, size = form.kind, form.numbers.size
+    if len(frame) < size:
+        raise Malformed(f"the envelope of {kind.__name__} has {len(frame)} bytes; expected {size}")
+    numbers = form.numbers.unpack_from(frame)[4:]
+    if max(numbers, default=0) >= LIMIT:
+        raise Malformed(f"numbers in {kind.__name__} must be less than 2^53, got {max(numbers)}")
+    rest = frame[size:]
+    if kind is Entry:
+        epoch, t, number, before, last, *others = numbers
+        control: Control = Entry(epoch, Id(t - 1, number), Id(before - 1, last), *others)
+    else:
+        control, rest = _read(form, iter(numbers), rest)
+        if rest:
+            raise Malformed(f"{len(rest)} bytes follow the envelope of {kind.__name__}")
+    if len(frames) > (2 if kind is Entry else 1):
+        raise Malformed(f"{len(frames) - 1} frames follow the envelope of {kind.__name__}")
+    return control, found_run, rest
 
 
-@cache
-def _fields(name: str) -> list[tuple[str, type]]:
-    return list(get_type_hints(_TYPES[name]).items())
-
-
-def _read(what: type, value: object) -> Any:
-    """Return a field's value. Raises ValueError."""
-    if what is Id:
-        if type(value) is not list or len(value) != 2:
-            raise ValueError(f"must be [round, number], got {shown(value)}")
-        return BEFORE if value == [*BEFORE] else Id(_read(int, value[0]), _read(int, value[1]))
-    if type(value) is not what:
-        raise ValueError(f"must be {what.__name__}, got {shown(value)}")
-    if what is int and not 0 <= cast(int, value) < 1 << 53:
-        raise ValueError(f"must be from 0 to 2^53 - 1, got {shown(value)}")
-    return value
+def _read(form: _Form, numbers: Iterator[int], rest: memoryview) -> tuple[Control, memoryview]:
+    """Return what an envelope says, and what follows its texts."""
+    values: list[Any] = []
+    for what in form.kinds:
+        if what is Id:
+            values.append(Id(next(numbers) - 1, next(numbers)))
+        elif what is not str:
+            values.append(what(next(numbers)))
+        else:
+            ends = _LENGTH.size
+            ends += _LENGTH.unpack_from(rest)[0] if len(rest) >= ends else 0
+            if len(rest) < ends:
+                raise Malformed(f"a text in {form.kind.__name__} is cut off")
+            try:
+                values.append(str(rest[_LENGTH.size : ends], "utf-8"))
+            except UnicodeDecodeError:
+                raise Malformed(f"a text in {form.kind.__name__} is not UTF-8") from None
+            rest = rest[ends:]
+    return form.kind(*values), rest

@@ -25,13 +25,13 @@ the reader begins a new epoch.
 | READING     | entry        | below ``next``: ignore; previous from ``next`` on: gap, new epoch; otherwise take   |
 | READING     | gap          | a chunk is missing: ASKING with a new epoch                                         |
 | READING     | cannot_open  | the same, and without references from now on                                        |
-| not SILENT  | tick         | Want is due if window or ``durable`` has moved, or was last sent some seconds ago   |
+| not SILENT  | tick         | Want is due if the window has moved, or ``durable`` some seconds after the last one |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
@@ -46,6 +46,8 @@ OPTIONAL_DELAY = 0.1
 """Seconds for which a Begin that no method awaits may wait for an entry that makes it superfluous."""
 EPOCHS_PER_SECOND = 10.0
 """Rate at which a writer begins epochs, so that a reader cannot make it send without limit; also the burst."""
+DURABLE_INTERVAL = 5.0
+"""Seconds between two Wants that tell the writer only what it may drop: checkpoints may be more frequent."""
 REPEAT, REPEAT_WAITING = 30.0, 2.0
 """Seconds after which Want is repeated: a ROUTER drops silently. While the neighbor is waited for, the time doubles
 from the second one to the first, as long as nothing changes."""
@@ -111,7 +113,7 @@ class Writer:
 
     def connected(self) -> None:
         self.lost()
-        self._hello = replace(self._hello, number=self._new_number())
+        self._hello = self._hello._replace(number=self._new_number())
         self.state, self._due = WriterState.GREETING, [self._hello]
 
     def lost(self) -> None:
@@ -190,10 +192,11 @@ class Writer:
             idle = self._want.idle and self.position <= self._want.next
             if not idle and self._sent + cost(len(entry.header), entry.size) > self._want.window:
                 return None
-        control = Entry(self._want.epoch, entry.id, previous, entry.size, self._offset)
+        offset, segment, at = self._offset, 0, 0
         if entry.place is not None and self._want.references and entry.size > BY_VALUE:
-            control = replace(control, offset=0, segment=entry.place.segment, at=entry.place.at)
-        return Outgoing(control, entry)
+            offset, segment, at = 0, entry.place.segment, entry.place.at
+        header = 0 if offset else len(entry.header)
+        return Outgoing(Entry(self._want.epoch, entry.id, previous, entry.size, offset, segment, at, header), entry)
 
     def sent(self, message: Outgoing) -> None:
         """Note that a message was passed to the transport."""
@@ -316,13 +319,14 @@ class Reader:
 
     # ---- asking
 
-    def want(self, pending: int, now: float, *, waiting: bool) -> Want | None:
+    def want(self, pending: int, now: float, *, waiting: bool, closing: bool = False) -> Want | None:
         """Return what to ask for, if that is due.
 
         Args:
             pending: bytes of this neighbor's entries that the algorithm has not taken.
             now: seconds.
             waiting: the algorithm waits for this neighbor.
+            closing: this peer leaves, and the neighbor may wait to learn what is durable.
         """
         if self.state is ReaderState.SILENT:
             return None
@@ -331,7 +335,7 @@ class Reader:
         if (
             stated is None
             or window - stated.window >= self._budget // 4
-            or self.durable > stated.durable
+            or (self.durable > stated.durable and (closing or now - self._stated_at > DURABLE_INTERVAL))
             or (self.finished and self.next > stated.next)
             or now - self._stated_at > (self._repeat if waiting else REPEAT)
         ):

@@ -289,7 +289,8 @@ class Endpoint:
         """
         if self._pipeline is not None or isinstance(message.body, Begin):
             return message
-        return replace(message, body=self.on_receive(message.body))
+        body = self.on_receive(message.body)
+        return message if body is message.body else replace(message, body=body)
 
     def accept(self, message: Message) -> None:
         """Accept a message. The link passes each message once, and the messages of a sender in order."""

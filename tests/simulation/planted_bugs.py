@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -50,7 +50,7 @@ def _take_duplicates(entry: Method) -> Method:
 
 def _see_no_gap(entry: Method) -> Method:
     # Not the verdict alone: a reader that has found a gap has asked anew, and its window is closed.
-    return lambda self, message: entry(self, replace(message, previous=BEFORE))
+    return lambda self, message: entry(self, message._replace(previous=BEFORE))
 
 
 def _send_durable_too_early(checkpointed: Method) -> Method:

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import msgpack
-
 from p2pfl import PeerId
+from p2pfl.messaging import control
 from p2pfl.messaging.wire import Buffer
 from tests.simulation.network import Connection
 
@@ -208,5 +207,5 @@ class SimulatedDealer:
 
 def _label(frames: Iterable[Buffer]) -> str:
     """Describe a message for the trace."""
-    _, _, kind, *fields = msgpack.unpackb(next(iter(frames)))
-    return f"{kind} {fields}"
+    message, _, _ = control.unpack(list(frames), None, control.TYPES)
+    return f"{type(message).__name__} {[*message]}"

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +129,10 @@ class RawPeer:
 
     def send(self, message: Control, *frames: Any, run: str = RUN_ID) -> None:
         if isinstance(message, Want):
-            message = replace(message, hello=self.greeted)
-        self.dealer.send_multipart([control.pack(message, run), *frames])
+            message = message._replace(hello=self.greeted)
+        if isinstance(message, Entry) and frames and not message.offset:
+            message = message._replace(header=len(frames[0]))
+        self.dealer.send_multipart([control.pack(message, run, *frames[:1]), *frames[1:]])
 
     async def answer(self) -> Control:
         """Receive an answer to what was sent."""
@@ -139,12 +140,13 @@ class RawPeer:
         return control.unpack(frames, None, FROM_READER)[0]
 
     async def receive(self) -> tuple[bytes, Control, list[bytes]]:
-        """Receive what the link sends on its own connection: its identity, the message, and its frames."""
+        """Receive what the link sends on its own connection: its identity, the message, and an entry's content."""
         identity, *frames = await asyncio.to_thread(self.router.recv_multipart)
-        message = control.unpack(frames, RUN_ID, (*FROM_WRITER, Want))[0]
+        message, _, rest = control.unpack(frames, RUN_ID, (*FROM_WRITER, Want))
         if isinstance(message, Hello):
             self.greeted = message.number
-        return identity, message, frames[1:]
+        length = message.header if isinstance(message, Entry) else 0
+        return identity, message, [each for each in (bytes(rest[:length]), bytes(rest[length:]), *frames[1:]) if each]
 
     async def expect(self, kind: type[Control]) -> Any:
         """Receive messages until one is of this kind, and return it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -59,7 +58,7 @@ async def test_connects_at_once_to_a_neighbor_that_it_refuses(
     await eventually(lambda: link.io.next_check > link.io.now() + 100)
     other = raw(1)
     other.connect(link)
-    other.send(replace(HELLO, config_hash="another"))
+    other.send(HELLO._replace(config_hash="another"))
     assert isinstance(await other.answer(), Refused)
     await other.expect(Hello)
 
@@ -69,7 +68,7 @@ async def test_refuses_another_run_and_another_protocol_version(alone: Any, raw:
     other.connect(alone.link)
     other.send(HELLO, run="another run")
     assert await other.answer() == Refused(f"message of run 'another run'; this peer is in run '{RUN_ID}'")
-    other.dealer.send(msgpack.packb([3, "whatever", "version 3 says"]))
+    other.dealer.send(b"p2\x03 whatever version 3 says")
     assert await other.answer() == Refused(
         f"protocol version 3; this peer uses {control.VERSION}; install the same version of p2pfl"
     )
@@ -84,7 +83,7 @@ REASON = "no\n2026-11-21T10:00:00.000 INFO    finished" + "!" * 3000
     ("answer", "why"),
     [
         (control.pack(Refused(REASON), RUN_ID), r"no\?2026-11-21T10\S+ INFO    fin"),
-        (msgpack.packb([7]), "protocol version 7; this peer uses"),
+        (b"p2\x07" + bytes(20), "protocol version 7; this peer uses"),
     ],
 )
 async def test_refusal_ends_waits_and_is_logged_in_one_line(
@@ -170,16 +169,17 @@ async def test_drops_and_counts_invalid_messages(alone: Any, raw: Any, caplog: A
     other = raw(1)
     await other.write(alone.link)
     entry, good = by_value(Word("good"), other.epoch, Id(0, 99), Id(0, 50))  # which is dropped, and no gap
-    envelope = msgpack.unpackb(control.pack(entry, RUN_ID))
+    envelope = control.pack(entry, RUN_ID)
     garbage: list[list[Any]] = [
         [b""],
         [b"\xc1garbage", b"more"],
         [os.urandom(100)],
-        [b"x" * (control.MAX_ENVELOPE + 1)],
-        *([msgpack.packb(value)] for value in (7, [], envelope[:5], [*envelope, 1])),
-        [msgpack.packb(envelope), *good, b"", b"a frame too many"],
+        [control.pack(HELLO, RUN_ID) + b"x"],
+        *([envelope[:length]] for length in (1, 19, 20, len(envelope) - 1)),
+        [envelope + good[0], b"", b"a frame too many"],
+        [envelope + good[0] + b"a chunk", b"and another"],
         [control.pack(Refused("not allowed here"), RUN_ID)],
-        *([msgpack.packb([*envelope[:at], -1, *envelope[at + 1 :]]), *good] for at in range(3, len(envelope))),
+        *([envelope[:at] + b"\xff" * 8 + envelope[at + 8 :] + good[0]] for at in range(20, len(envelope), 8)),
     ]
     for frames in garbage:
         other.dealer.send_multipart(frames)
@@ -207,7 +207,7 @@ async def test_answers_while_the_event_loop_is_blocked(alone: Any, raw: Any) -> 
     answers: list[Any] = []
 
     def wait_for_want() -> None:
-        while not answers or b"Want" not in answers[-1][1]:
+        while not answers or not isinstance(control.unpack(answers[-1][1:], RUN_ID, control.TYPES)[0], Want):
             answers.append(other.router.recv_multipart())
 
     thread = threading.Thread(target=wait_for_want)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -12,7 +11,16 @@ import torch
 
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import BEFORE, CHUNK, FOREVER, Entry, Hello, Id, Nothing, Start, Want
-from p2pfl.messaging.edge import BY_VALUE, REPEAT, REPEAT_WAITING, Reader, ReaderState, Writer, WriterState
+from p2pfl.messaging.edge import (
+    BY_VALUE,
+    DURABLE_INTERVAL,
+    REPEAT,
+    REPEAT_WAITING,
+    Reader,
+    ReaderState,
+    Writer,
+    WriterState,
+)
 from p2pfl.messaging.journal import Journal
 from p2pfl.messaging.wire import cost
 from tests.bodies import Block, Word
@@ -51,7 +59,7 @@ def lost(writer: Writer) -> None:
 
 
 def want(epoch: int, next: tuple[int, int] = (0, 0), now: float = 0.0, **changes: Any) -> Event:
-    wanted = replace(Want(epoch, Id(*next), 0, 1 << 40, idle=False, references=False), **changes)
+    wanted = Want(epoch, Id(*next), 0, 1 << 40, idle=False, references=False)._replace(**changes)
     return lambda writer: writer.want(wanted, now)
 
 
@@ -227,8 +235,10 @@ def reader_of(next: tuple[int, int] = (0, 0), *, references: bool = False) -> Re
     return reader
 
 
-def asks(reader: Reader, now: float = 0.0, pending: int = 0, *, waiting: bool = False) -> Want | None:
-    if (asked := reader.want(pending, now, waiting=waiting)) is not None:
+def asks(
+    reader: Reader, now: float = 0.0, pending: int = 0, *, waiting: bool = False, closing: bool = False
+) -> Want | None:
+    if (asked := reader.want(pending, now, waiting=waiting, closing=closing)) is not None:
         reader.stated(asked, now)
     return asked
 
@@ -347,8 +357,11 @@ def test_want_is_due_when_the_window_has_moved_or_a_checkpoint_was_written_or_al
     asked = asks(reader, pending=size // 2)
     assert asked == Want(1, Id(0, 1), 0, BUDGET + size - size // 2, idle=False, references=False)
     reader.durable = 3
-    assert asks(reader, pending=size // 2) == replace(asked, durable=3)
-    assert asks(reader, pending=size // 2) is None
+    assert asks(reader, DURABLE_INTERVAL, pending=size // 2) is None
+    assert asks(reader, DURABLE_INTERVAL + 0.1, pending=size // 2) == asked._replace(durable=3)
+    reader.durable = 4
+    assert asks(reader, DURABLE_INTERVAL + 0.1, pending=size // 2) is None
+    assert asks(reader, DURABLE_INTERVAL + 0.1, pending=size // 2, closing=True) == asked._replace(durable=4)
     reader.passed(Id(FOREVER, 0), 0, 0)
     assert reader.finished
     asked = asks(reader, pending=size // 2)
