@@ -161,7 +161,8 @@ class Connection:
 
     def is_behind(self) -> bool:
         """Return whether the neighbor is connected and has too many entries left to read. On any thread."""
-        return self.entries_left() > self._context.transport.queue
+        queue = self._context.transport.queue
+        return self._context.endpoint.journal.count(self.peer) > queue and self.entries_left() > queue
 
     def entries_left(self) -> int:
         """Return how many entries the neighbor has left to read; 0 if it has disconnected. On any thread."""

@@ -183,6 +183,10 @@ class Journal:
             entries = self._addressed[to].entries
             return len(entries) - _position(entries, id)
 
+    def count(self, to: PeerId) -> int:
+        """Return the number of all entries to a neighbor."""
+        return len(self._addressed[to].entries)
+
     def keeps_for(self, to: PeerId) -> bool:
         """Return whether the neighbor may still ask for an entry, apart from the last Begin."""
         with self._lock:
