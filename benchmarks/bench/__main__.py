@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.bench import gpu, sizes, transports, work
+from benchmarks.bench import gpu, messages, sizes, transports, work
 from benchmarks.bench.flame import file_name, find_py_spy, profile_peer
 from benchmarks.bench.report import Report, describe_machine, goals_table, markdown_table, write
 from benchmarks.bench.rival import Rival
@@ -29,6 +29,7 @@ PROJECT = Path(__file__).parents[2]
 BENCHMARKS: dict[str, Callable[[Settings], Report]] = {
     "work": work.side_by_side,
     "overhead": work.overhead,
+    "messages": messages.messages,
     "transports": transports.transports,
     "launch": sizes.launch,
     "scale": sizes.scale,

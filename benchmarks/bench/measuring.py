@@ -12,12 +12,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -84,6 +84,32 @@ class Measurement:
     def seconds_a_round_alone(self) -> float | None:
         """The same for a run without neighbors."""
         return None if self.failure else seconds_a_round_alone(self.rounds)
+
+
+class Slope(NamedTuple):
+    """Two runs that differ in their number of rounds: what a round takes without start and end.
+
+    Attributes:
+        rounds: by how many rounds of a peer they differ, in all.
+    """
+
+    short: Measurement
+    long: Measurement
+    rounds: int
+
+    @property
+    def failure(self) -> str:
+        return self.short.failure or self.long.failure
+
+    @property
+    def cpu(self) -> float | None:
+        """CPU seconds of a peer's round, of all processes; None if a run failed."""
+        return None if self.failure else (self.long.cpu - self.short.cpu) / self.rounds
+
+
+def slope(how: Callable[[RunTree], Measurement], tree: RunTree, short: int) -> Slope:
+    """Run ``tree`` twice: with ``short`` rounds, and with its own number of rounds."""
+    return Slope(how({**tree, "rounds": short}), how(tree), (tree["rounds"] - short) * tree["peers"])
 
 
 def all_after(rounds: Sequence[Sequence[float]], count: int) -> float | None:

@@ -7,10 +7,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.bench import measuring, runs
-from benchmarks.bench.measuring import Measurement, RunTree
+from benchmarks.bench.measuring import Measurement, RunTree, Slope
 from benchmarks.bench.report import Goal, Report, Table, known, median_of, ratio
 from benchmarks.bench.settings import Settings
 
@@ -23,12 +23,13 @@ OVERHEAD = 1.4
 
 Column = list[float | None]
 """A figure of each turn; None where the run failed."""
+Measured = TypeVar("Measured", Measurement, Slope)
 
 
-def in_turns(systems: Mapping[str, Callable[[], Measurement]], settings: Settings) -> dict[str, list[Measurement]]:
+def in_turns(systems: Mapping[str, Callable[[], Measured]], settings: Settings) -> dict[str, list[Measured]]:
     """Run each of ``systems`` once per turn, in a rotated order, so that other load affects all of them."""
     names = list(systems)
-    found: dict[str, list[Measurement]] = defaultdict(list)
+    found: dict[str, list[Measured]] = defaultdict(list)
     for turn in range(settings.turns):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             settings.progress(name)

@@ -19,6 +19,7 @@ from benchmarks.bench.measuring import (
     log_times,
     seconds_a_round,
     seconds_a_round_alone,
+    slope,
 )
 
 ROUNDS = [[1.0, 2.0, 4.0, 6.0, 9.0], [1.5, 2.5, 4.0, 6.5, 9.5]]
@@ -49,6 +50,15 @@ def test_all_peers_are_in_a_round_when_the_last_one_is() -> None:
     assert all_after(ROUNDS, 1) == 1.5
     assert all_after([*ROUNDS, []], 1) is None
     assert all_after([], 1) is None
+
+
+def test_the_cpu_of_a_round_is_the_slope_between_a_short_and_a_long_run() -> None:
+    start, each = 2.5, 0.02  # CPU seconds of a run, and of a peer's round
+    runs = slope(lambda tree: Measurement(cpu=start + each * tree["rounds"] * 4), {"rounds": 60, "peers": 4}, 10)
+    assert runs.cpu == pytest.approx(each)
+    assert runs.long.cpu == pytest.approx(start + 0.02 * 60 * 4)
+    assert runs._replace(short=Measurement(failure="killed")).cpu is None
+    assert runs._replace(short=Measurement(failure="killed")).failure == "killed"
 
 
 def test_a_failed_run_has_no_figures() -> None:
