@@ -1,6 +1,6 @@
 """Measure speed, memory and disk, and write docs/benchmarks.md.
 
-    make bench                                               # everything, 20 to 30 minutes on two cores
+    make bench                                               # everything, 30 to 40 minutes on two cores
     python -m benchmarks.bench --only gpu                    # on a host with a GPU
     python -m benchmarks.bench --only launch --only scale    # some of it; the rest of the page stays
     python -m benchmarks.bench --quick                       # small sizes, writes nothing: does it work?

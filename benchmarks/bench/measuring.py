@@ -17,12 +17,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import psutil
 
 from benchmarks.bench import procfs
 from benchmarks.bench.procfs import Memory
+from p2pfl.session import metrics
 
 RESERVE = 3 << 30
 """Bytes of memory that must stay available; a run that leaves less is killed, before the kernel kills something."""
@@ -52,6 +54,7 @@ class Measurement:
         private: most that one peer had allocated at a time, bytes.
         launcher, warm: (seconds since the command, CPU seconds of that process until then), sampled.
         rounds: by peer, when each of its rounds ended, in seconds since the command.
+        cpu_a_round: CPU seconds of a peer's round, as ``recorded_cpu``.
     """
 
     failure: str = ""
@@ -64,6 +67,7 @@ class Measurement:
     launcher: list[tuple[float, float]] = field(default_factory=list)
     warm: list[tuple[float, float]] = field(default_factory=list)
     rounds: list[list[float]] = field(default_factory=list)
+    cpu_a_round: float | None = None
 
     @property
     def all_in_round_1(self) -> float | None:
@@ -195,7 +199,15 @@ def _measure_run(how: str, tree: RunTree, split: bool, timeout: float) -> Measur
         file, run = folder / "run.yaml", folder / "run"
         file.write_text(json.dumps(tree))
         command = [sys.executable, "-P", "-m", "launcher.cli", how, str(file), "--run-dir", str(run)]
-        return measure(command, folder, "peers/*/peer.log", " round done t=", split=split, timeout=timeout)
+        measured = measure(command, folder, "peers/*/peer.log", " round done t=", split=split, timeout=timeout)
+        measured.cpu_a_round = None if measured.failure else recorded_cpu(run)
+        return measured
+
+
+def recorded_cpu(run: Path, skip: int = 2) -> float | None:
+    """CPU seconds of a peer's round by the peers' own records, without the first ``skip`` and the last."""
+    records = [record for file in run.glob("peers/*/metrics.jsonl") for record in metrics.read(file)[skip:-1]]
+    return fmean(record["cost"]["cpu_seconds"] for record in records) if records else None
 
 
 def is_accepted(tree: RunTree) -> bool:

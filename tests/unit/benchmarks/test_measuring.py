@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -17,6 +18,7 @@ from benchmarks.bench.measuring import (
     cpu_fraction,
     cpu_until,
     log_times,
+    recorded_cpu,
     seconds_a_round,
     seconds_a_round_alone,
     slope,
@@ -59,6 +61,16 @@ def test_the_cpu_of_a_round_is_the_slope_between_a_short_and_a_long_run() -> Non
     assert runs.long.cpu == pytest.approx(start + 0.02 * 60 * 4)
     assert runs._replace(short=Measurement(failure="killed")).cpu is None
     assert runs._replace(short=Measurement(failure="killed")).failure == "killed"
+
+
+def test_the_cpu_of_a_round_is_told_from_the_records_of_all_peers(tmp_path: Path) -> None:
+    assert recorded_cpu(tmp_path) is None
+    for peer, cpu in enumerate(([9.0, 9.0, 0.1, 0.2, 9.0], [9.0, 9.0, 0.3, 0.4, 9.0])):
+        folder = tmp_path / "peers" / f"{peer:02d}"
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"t": t, "cost": {"cpu_seconds": seconds}}) for t, seconds in enumerate(cpu)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert recorded_cpu(tmp_path) == pytest.approx(0.25)
 
 
 def test_a_failed_run_has_no_figures() -> None:
