@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import pytest
 
-from benchmarks.bench import measuring, messages, raw_zmq, runs, work
+from benchmarks.bench import gpu, measuring, messages, raw_zmq, runs, work
 from benchmarks.bench.measuring import Measurement, RunTree
 from benchmarks.bench.messages import Complete
 from benchmarks.bench.report import Report
@@ -14,13 +15,14 @@ from benchmarks.bench.settings import Settings
 from p2pfl.models.cost import cost
 from p2pfl.run_file.load import from_dict
 
+Device = namedtuple("Device", ["name"])
 START, ROUND, MESSAGE = 2.0, 0.003, 0.0004
 """CPU seconds of a run without its rounds, of a peer's round without messages, and of a message."""
 
 
-def made_up(tree: RunTree) -> Measurement:
+def made_up(tree: RunTree, timeout: float = 600.0) -> Measurement:
     """Measure a run that sends one message to each neighbor in a round of 0.5 s."""
-    peers, graph = tree["peers"], tree["graph"]
+    peers, graph = tree["peers"], tree.get("graph", "complete")
     messages = peers * (peers - 1) if graph == "complete" else 2 * len(graph["edges"])
     seconds = [0.5 * (t + 1) for t in range(tree["rounds"])]
     each = peers * ROUND + messages * MESSAGE
@@ -84,6 +86,30 @@ def test_the_overhead_is_the_cpu_and_the_time_of_a_round_over_those_of_bare_trai
     values = {goal.what: goal.value for goal in report.goals}
     assert values["W1: CPU of a round, of bare training"] == pytest.approx((3 + 4 * 0.4) / 2)
     assert values["W1: a round, of bare training"] == pytest.approx(2)
+
+
+def test_peers_of_one_gpu_are_compared_with_one_process_and_captured_passes_with_eager_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def launched(tree: RunTree, timeout: float) -> Measurement:
+        assert tree["device"] == "cuda"
+        faster = {1: 1, 4: 2, 20: 4}.get(tree["gpu"].get("peers_per_gpu"), 1) * (1 + tree["gpu"].get("mps", False))
+        return Measurement(rounds=[[0.5 / faster * (t + 1) for t in range(tree["rounds"])]])
+
+    monkeypatch.setattr(gpu, "find_gpus", lambda: [Device("NVIDIA H200")])
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: "/usr/bin/nvidia-cuda-mps-control")
+    monkeypatch.setattr(measuring, "launch", launched)
+    for quick in (True, False):
+        peers, passes = gpu.gpu(Settings(quick=quick)).tables
+        assert {row[0]: row[2] for row in peers.rows} == {
+            "one process, peers in turn": pytest.approx([1.0]),
+            "1 at once": pytest.approx([1.0]),
+            "4 at once": pytest.approx([0.5]),
+            "20 at once": pytest.approx([0.25]),
+            "4 at once, MPS": pytest.approx([0.25]),
+            "20 at once, MPS": pytest.approx([0.125]),
+        }
+        assert [row[0] for row in passes.rows] == ["eager", "CUDA graphs"]
 
 
 def test_small_messages_are_valid_runs_with_bodies_of_their_size() -> None:
