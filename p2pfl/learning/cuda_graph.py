@@ -37,7 +37,7 @@ def capture(run: Pass) -> Replayed:
     Raises:
         RuntimeError: a graph cannot hold the pass, e.g. since it waits for the GPU to branch on a result.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # torch.cuda.graph leaves its stream the current one if a capture fails
         run()
@@ -162,7 +162,8 @@ def _same(one: Gradients, other: Gradients) -> bool:
 
 def _generators() -> tuple[object, ...]:
     """Return the states of all global generators, to be compared."""
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     numpy: Any = np.random.get_state(legacy=False)
     words = numpy["state"]
-    return (*(state.numpy().tobytes() for state in states), words["key"].tobytes(), words["pos"], random.getstate())
+    states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *on_gpus)]
+    return (*states, words["key"].tobytes(), words["pos"], random.getstate())

@@ -97,7 +97,7 @@ def test_peers_of_one_gpu_are_compared_with_one_process_and_captured_passes_with
         return Measurement(rounds=[[0.5 / faster * (t + 1) for t in range(tree["rounds"])]])
 
     monkeypatch.setattr(gpu, "find_gpus", lambda: [Device("NVIDIA H200")])
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: "/usr/bin/nvidia-cuda-mps-control")
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvidia-cuda-mps-control")
     monkeypatch.setattr(measuring, "launch", launched)
     for quick in (True, False):
         peers, passes = gpu.gpu(Settings(quick=quick)).tables
