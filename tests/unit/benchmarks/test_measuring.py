@@ -159,5 +159,5 @@ time.sleep(600)
 def test_stops_a_command_that_leaves_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "available", lambda: 1 << 30)
     assert (
-        measure_code("import time; time.sleep(600)", folder).failure == "stopped: less than 3 GiB of memory were left"
+        measure_code("import time; time.sleep(600)", folder).failure == "stopped: less than 2 GiB of memory were left"
     )
