@@ -67,7 +67,7 @@ fuzz: install
 	$(BIN)/python -m benchmarks.fuzz decoder --frames 1200000
 	$(BIN)/python -m benchmarks.fuzz live --seconds 240
 
-# Paired runs with their goals beside them: writes docs/benchmarks.md and benchmarks/results. 20 to 30 minutes.
+# Paired runs with their goals beside them: writes docs/benchmarks.md and benchmarks/results. 30 to 40 minutes.
 bench: install
 	$(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m benchmarks.bench --profile $(BENCH)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from setproctitle import setproctitle, setthreadtitle
+from setproctitle import getproctitle, setproctitle, setthreadtitle
+
+getproctitle()  # finds the memory of the title, which it cannot once variables of the environment have changed
 
 
 def set_title(title: str) -> None:

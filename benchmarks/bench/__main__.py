@@ -1,6 +1,6 @@
 """Measure speed, memory and disk, and write docs/benchmarks.md.
 
-    make bench                                               # everything, 20 to 30 minutes on two cores
+    make bench                                               # everything, 30 to 40 minutes on two cores
     python -m benchmarks.bench --only gpu                    # on a host with a GPU
     python -m benchmarks.bench --only launch --only scale    # some of it; the rest of the page stays
     python -m benchmarks.bench --quick                       # small sizes, writes nothing: does it work?
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.bench import gpu, sizes, transports, work
+from benchmarks.bench import gpu, messages, sizes, transports, work
 from benchmarks.bench.flame import file_name, find_py_spy, profile_peer
 from benchmarks.bench.report import Report, describe_machine, goals_table, markdown_table, write
 from benchmarks.bench.rival import Rival
@@ -29,6 +29,7 @@ PROJECT = Path(__file__).parents[2]
 BENCHMARKS: dict[str, Callable[[Settings], Report]] = {
     "work": work.side_by_side,
     "overhead": work.overhead,
+    "messages": messages.messages,
     "transports": transports.transports,
     "launch": sizes.launch,
     "scale": sizes.scale,

@@ -12,19 +12,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import psutil
 
 from benchmarks.bench import procfs
 from benchmarks.bench.procfs import Memory
+from p2pfl.session import metrics
 
-RESERVE = 3 << 30
+RESERVE = 2 << 30
 """Bytes of memory that must stay available; a run that leaves less is killed, before the kernel kills something."""
 PSS_INTERVAL = 0.5
 POLL_INTERVAL = 0.25
@@ -52,6 +54,7 @@ class Measurement:
         private: most that one peer had allocated at a time, bytes.
         launcher, warm: (seconds since the command, CPU seconds of that process until then), sampled.
         rounds: by peer, when each of its rounds ended, in seconds since the command.
+        cpu_a_round: CPU seconds of a peer's round, as ``recorded_cpu``.
     """
 
     failure: str = ""
@@ -64,6 +67,7 @@ class Measurement:
     launcher: list[tuple[float, float]] = field(default_factory=list)
     warm: list[tuple[float, float]] = field(default_factory=list)
     rounds: list[list[float]] = field(default_factory=list)
+    cpu_a_round: float | None = None
 
     @property
     def all_in_round_1(self) -> float | None:
@@ -84,6 +88,32 @@ class Measurement:
     def seconds_a_round_alone(self) -> float | None:
         """The same for a run without neighbors."""
         return None if self.failure else seconds_a_round_alone(self.rounds)
+
+
+class Slope(NamedTuple):
+    """Two runs that differ in their number of rounds: what a round takes without start and end.
+
+    Attributes:
+        rounds: by how many rounds of a peer they differ, in all.
+    """
+
+    short: Measurement
+    long: Measurement
+    rounds: int
+
+    @property
+    def failure(self) -> str:
+        return self.short.failure or self.long.failure
+
+    @property
+    def cpu(self) -> float | None:
+        """CPU seconds of a peer's round, of all processes; None if a run failed."""
+        return None if self.failure else (self.long.cpu - self.short.cpu) / self.rounds
+
+
+def slope(how: Callable[[RunTree], Measurement], tree: RunTree, short: int) -> Slope:
+    """Run ``tree`` twice: with ``short`` rounds, and with its own number of rounds."""
+    return Slope(how({**tree, "rounds": short}), how(tree), (tree["rounds"] - short) * tree["peers"])
 
 
 def all_after(rounds: Sequence[Sequence[float]], count: int) -> float | None:
@@ -169,7 +199,15 @@ def _measure_run(how: str, tree: RunTree, split: bool, timeout: float) -> Measur
         file, run = folder / "run.yaml", folder / "run"
         file.write_text(json.dumps(tree))
         command = [sys.executable, "-P", "-m", "launcher.cli", how, str(file), "--run-dir", str(run)]
-        return measure(command, folder, "peers/*/peer.log", " round done t=", split=split, timeout=timeout)
+        measured = measure(command, folder, "peers/*/peer.log", " round done t=", split=split, timeout=timeout)
+        measured.cpu_a_round = None if measured.failure else recorded_cpu(run)
+        return measured
+
+
+def recorded_cpu(run: Path, skip: int = 2) -> float | None:
+    """CPU seconds of a peer's round by the peers' own records, without the first ``skip`` and the last."""
+    records = [record for file in run.glob("peers/*/metrics.jsonl") for record in metrics.read(file)[skip:-1]]
+    return fmean(record["cost"]["cpu_seconds"] for record in records) if records else None
 
 
 def is_accepted(tree: RunTree) -> bool:

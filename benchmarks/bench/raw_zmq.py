@@ -9,7 +9,8 @@ import multiprocessing  # noqa: TID251  # forks or communicates with its childre
 import time
 from multiprocessing.connection import Connection, wait  # noqa: TID251
 from multiprocessing.context import ForkProcess  # noqa: TID251
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -22,8 +23,15 @@ KeyPair = tuple[bytes, bytes]
 """Public and secret key."""
 
 
-def exchange_seconds(processes: int, size: int, rounds: int, *, curve: bool = False) -> float:
-    """Seconds of a round in which each of ``processes`` sends ``size`` bytes to each other one."""
+class Cost(NamedTuple):
+    """What a round costs: seconds that it lasts, and CPU seconds of a process, its I/O thread included."""
+
+    seconds: float
+    cpu: float
+
+
+def exchange(processes: int, size: int, rounds: int, *, curve: bool = False) -> Cost:
+    """Measure rounds in which each of ``processes`` sends ``size`` bytes to each other one."""
     fork = multiprocessing.get_context("fork")
     keys = [zmq.curve_keypair() for _ in range(processes)] if curve else None
     pipes = [fork.Pipe() for _ in range(processes)]
@@ -38,8 +46,8 @@ def exchange_seconds(processes: int, size: int, rounds: int, *, curve: bool = Fa
         ports = [received(child, end) for child, end in zip(children, ends, strict=True)]
         for end in ends:
             end.send(ports)
-        seconds: list[float] = [received(child, end) for child, end in zip(children, ends, strict=True)]
-        return max(seconds)
+        costs: list[Cost] = [received(child, end) for child, end in zip(children, ends, strict=True)]
+        return Cost(max(cost.seconds for cost in costs), fmean(cost.cpu for cost in costs))
     except BaseException:
         for child in children:
             child.kill()  # it may wait for one that has failed
@@ -83,13 +91,13 @@ def _exchange(
                 dealer.curve_publickey, dealer.curve_secretkey = keys[me]
             dealer.connect(f"tcp://127.0.0.1:{port}")
             dealers.append(dealer)
-    body, began = bytes(size), 0.0
+    body, began, cpu = bytes(size), 0.0, 0.0
     for t in range(WARM_UP + rounds):
         if t == WARM_UP:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
         for dealer in dealers:
             dealer.send_multipart([b"header", body], copy=False)
         for _ in dealers:
             router.recv_multipart(copy=False)
-    parent.send((time.perf_counter() - began) / rounds)
+    parent.send(Cost((time.perf_counter() - began) / rounds, (time.process_time() - cpu) / rounds))
     context.destroy(linger=TIMEOUT)

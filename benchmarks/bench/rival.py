@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bench import runs
-from benchmarks.bench.measuring import Measurement, measure, scratch_folder
+from benchmarks.bench.measuring import Measurement, Slope, measure, scratch_folder
 
 CONFIG = {
     "DATASET": {
@@ -37,7 +38,7 @@ CONFIG = {
     "COMMUNICATION": {"comm_package": "decentralizepy.communication.TCP", "comm_class": "TCP"},
     "SHARING": {"sharing_package": "decentralizepy.sharing.Sharing", "sharing_class": "Sharing"},
 }
-MODELS = {runs.CNN: "Cnn", runs.MLP: "Mlp"}
+MODELS = {runs.CNN: "Cnn", runs.MLP: "Mlp", runs.SMALL: "Small"}
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,18 @@ class Rival:
     checkout: Path
     python: Path
 
-    def measure(self, work: runs.Work, timeout: float = 600.0) -> Measurement:
-        """Run D-PSGD on the same graph, networks and number of steps. Needs $P2PFL_DATA."""
+    def slope(self, work: runs.Work, edges: Sequence[Sequence[int]], short: int) -> Slope:
+        """Run ``work`` twice: with ``short`` rounds, and with its own number of rounds."""
+        brief = self.measure(work._replace(rounds=short), edges)
+        return Slope(brief, self.measure(work, edges), (work.rounds - short) * work.peers)
+
+    def measure(self, work: runs.Work, edges: Sequence[Sequence[int]], timeout: float = 600.0) -> Measurement:
+        """Run D-PSGD on a graph with the same networks and number of steps. Needs $P2PFL_DATA."""
         with scratch_folder() as folder:
             addresses, config, graph, run = (folder / name for name in ("ip.json", "config.ini", "edges", "run"))
             addresses.write_text(json.dumps({"0": "127.0.0.1"}))
             config.write_text(self._config(work, addresses))
-            directed = [f"{a} {b}\n{b} {a}\n" for a, b in runs.regular_edges(work.peers)]
+            directed = [f"{a} {b}\n{b} {a}\n" for a, b in edges]
             graph.write_text(f"{work.peers}\n{''.join(directed)}")
             (run / "weights").mkdir(parents=True)
             shutil.copy(Path(__file__).with_name("rival_images.py"), folder)

@@ -26,6 +26,8 @@ CNN = "htcnn-2"
 """582,026 parameters at 1x28x28, 2.3 MB."""
 MLP = "mlp-3072-2944"
 """11,487,882 parameters at 1x28x28, 46 MB."""
+SMALL = "mlp-8"
+"""610 parameters at 1x8x8, 2.4 kB."""
 
 WORK = {
     "W1": Work(16, CNN, 3, 50),

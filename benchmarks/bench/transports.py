@@ -62,13 +62,13 @@ def transports(settings: Settings) -> Report:
         }
     )
     with measuring.scratch_folder() as keys:
-        known_transports = _transports(keys)
+        known_transports = transport_sections(keys, max(each.peers for each in EXCHANGES.values()))
         for body, exchange in (QUICK if settings.quick else EXCHANGES).items():
             turns: dict[str, list[Turn]] = {name: [] for name in (*PLAIN, *known_transports)}
             for _ in range(settings.turns):
                 for name, curve in PLAIN.items():
                     settings.progress(f"{body}, {name}")
-                    seconds = raw_zmq.exchange_seconds(exchange.peers, exchange.size, exchange.rounds, curve=curve)
+                    seconds = raw_zmq.exchange(exchange.peers, exchange.size, exchange.rounds, curve=curve).seconds
                     turns[name].append((seconds, seconds))
                 for name, transport in known_transports.items():
                     settings.progress(f"{body}, {name}")
@@ -104,9 +104,13 @@ def _through_peers(tree: RunTree, how: Callable[[RunTree], Measurement]) -> Turn
     return both, both - alone if both is not None and alone is not None else None
 
 
-def _transports(keys: Path) -> dict[str, dict[str, Any]]:
-    """The section `transport` of the run file, by name. Without what this version of the project does not know."""
-    write_new(keys / "keys", {peer: new_pair() for peer in range(8)})
+def transport_sections(keys: Path, peers: int) -> dict[str, dict[str, Any]]:
+    """The section `transport` of the run file, by name. Without what this version of the project does not know.
+
+    Args:
+        keys: folder that gets a pair of keys for each of ``peers``.
+    """
+    write_new(keys / "keys", {peer: new_pair() for peer in range(peers)})
     found: dict[str, dict[str, Any]] = {
         "in-process": {},
         "same-host mapping": {"same_host": "on"},

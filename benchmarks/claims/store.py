@@ -12,6 +12,7 @@ from.
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import json
 import lzma
@@ -113,10 +114,11 @@ class Store:
 
     def _take(self, content: bytes) -> None:
         """Take all complete lines; later ones replace earlier ones."""
-        for line in content.decode().splitlines(keepends=True):
-            if line.endswith("\n"):
-                record = json.loads(line)
-                self.records[record["key"], record["seed"]] = record
+        with _without_collector():
+            for line in content.decode().splitlines(keepends=True):
+                if line.endswith("\n"):
+                    record = json.loads(line)
+                    self.records[record["key"], record["seed"]] = record
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -161,6 +163,18 @@ class Store:
             if other == key and not record.get("sockets", False)
         ]
         return sum(found) / len(found) if found else None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Do not look for garbage among millions of new objects that have none: that takes three times as long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -162,7 +162,12 @@ class PeerData:
         positions = order.permutation(len(self.train))
         for n in range(self.batch_count(size, drop_last=drop_last)):
             images, labels = self.train.take(positions[n * size : (n + 1) * size])
-            yield images.to(self.device), labels.to(self.device)
+            yield self._moved(images), self._moved(labels)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """Move a tensor to the device; to a GPU without waiting for what it computes."""
+        pinned = self.device.type == "cuda"
+        return (tensor.pin_memory() if pinned else tensor).to(self.device, non_blocking=pinned)
 
     def batch_count(self, size: int, *, drop_last: bool = False) -> int:
         """Return the number of batches that ``batches`` yields."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from p2pfl.learning.cuda_graph import CapturedGradients
 from p2pfl.learning.gradients import Batch, GradientRule, LossTerms
 from p2pfl.learning.meter import Meter
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
@@ -33,6 +34,7 @@ class Trainer:
         meter: means of the loss terms.
         gradient: draws batches, and makes their gradients.
         gradient_state: what ``gradient`` keeps from batch to batch.
+        captured: makes gradients from CUDA graphs; None: none are used.
         outcomes: counts of what was kept, and of what was skipped because it had diverged.
         training_seconds: time spent in ``train``.
         after_batch: called after each batch; may raise to stop training.
@@ -56,6 +58,7 @@ class Trainer:
         self.meter = Meter()
         self.gradient = GradientRule()
         self.gradient_state: dict[str, Any] = {}
+        self.captured: CapturedGradients | None = None
         self.outcomes = Outcomes()
         self._starts: dict[tuple[nn.Module, str], InitialValues] = {}
         self.training_seconds = 0.0
@@ -221,7 +224,15 @@ class Trainer:
         """Let the run's rule set the gradients of the parameters that ``optimizer`` moves; return the loss terms."""
         optimizer.zero_grad(set_to_none=True)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        return self.gradient.backward(Batch(loss, x, labels, views, parameters, self.streams, self.gradient_state))
+        batch = Batch(loss, x, labels, views, parameters, self.streams, self.gradient_state)
+        if self.captured is not None and self._is_plain(loss):
+            return self.captured.backward(self.model, self.gradient, batch)
+        return self.gradient.backward(batch)
+
+    def _is_plain(self, loss: LossTerms) -> bool:
+        """Whether a loss is a function of model, input and labels alone, and its gradient the mean's."""
+        plain = (type(self).loss, type(self).label_loss) == (Trainer.loss, Trainer.label_loss)
+        return plain and loss == self.loss and type(self.gradient) is GradientRule
 
     @contextmanager
     def training(self) -> Iterator[None]:

@@ -12,6 +12,9 @@ from typing import Any
 
 STALL = 1.0
 """Seconds by which a timer must be late for this process to count as suspended (SIGSTOP, or no CPU time)."""
+CHECKS = 60
+"""A wait checks for a suspension when this part of what is left of it is over, at most every ``STALL`` seconds: each
+wake-up of a waiting peer takes 0.3 ms of CPU, and a thousand peers may wait on a host."""
 RECENT = 10
 """Rounds whose duration an adaptive deadline follows. It applies once a third of them are over."""
 SHORTEST = 1.0
@@ -36,7 +39,8 @@ class Deadline:
         awaited = asyncio.ensure_future(awaitable)
         try:
             while True:
-                wake_at = min(self.at, self._clock() + self._stall)
+                left = self.at - self._clock()
+                wake_at = min(self.at, self._clock() + max(self._stall, left / CHECKS))
                 timeout = None if self.at == math.inf else max(0.0, wake_at - self._clock())
                 await asyncio.wait([awaited], timeout=timeout)
                 if awaited.done():

@@ -296,6 +296,8 @@ class Gpu(Section):
     """Fraction of the GPU's memory that one peer may allocate; default: 1 / (peers placed on that GPU)."""
     mps: bool = False
     """Run the peers under NVIDIA's Multi-Process Service, so that their kernels overlap."""
+    cuda_graphs: bool = False
+    """Launch the forward and backward pass of a batch as one CUDA graph if that has the bits of the eager pass."""
 
 
 def _installed_tracker(name: str) -> str:

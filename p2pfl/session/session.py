@@ -17,6 +17,7 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, PluginError, error_text
+from p2pfl.learning.cuda_graph import CapturedGradients
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import BodyStore
@@ -28,7 +29,7 @@ from p2pfl.run_file.faults import Faults
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import PeerFolder, Phase, Result, Status
 from p2pfl.session import checkpoint, metrics
-from p2pfl.session.build import RunData, make_algorithm
+from p2pfl.session.build import RunData, has_models_of_users, make_algorithm
 from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
 from p2pfl.session.cost import CostMeter
@@ -107,6 +108,8 @@ class Session:
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, runtime.device, self.streams)
         self.algorithm.after_batch = self._after_batch
+        if run.file.gpu.cuda_graphs and runtime.device.type == "cuda" and not has_models_of_users(run):
+            self.algorithm.captured = CapturedGradients(self.log)
         layouts = layouts_of(self.algorithm)
         self.endpoint = Endpoint(
             Neighborhood(me, run.topology, run.schedule, run.file.joins_at),

@@ -18,7 +18,7 @@ from benchmarks.claims.__main__ import PROJECT, main, selected
 from benchmarks.claims.declared import PAPERS, TOPOLOGIES, tree_of
 from benchmarks.claims.figures import MAXIMA
 from benchmarks.claims.statistics import Interval
-from benchmarks.claims.store import RESULTS, Store, identity
+from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import planned
 from tests.claims_fixtures import ALL, ONE, OTHER, TREE, claim, project_store, record
 
@@ -297,7 +297,7 @@ def test_pages_of_the_project_are_those_of_its_packed_runs(tmp_path: Path) -> No
     docs = PROJECT / "docs"
     shutil.copytree(docs / "claims", tmp_path / "claims")
     shutil.copy(docs / "claims.md", tmp_path)
-    pages.write(PAPERS, Store(RESULTS), tmp_path / "claims.md")
+    pages.write(PAPERS, project_store(), tmp_path / "claims.md")
     ours = [docs / "claims.md", *(docs / "claims").iterdir()]
     assert {file.name for file in (tmp_path / "claims").iterdir()} == {file.name for file in ours[1:]}
     for file in ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -17,8 +18,10 @@ from benchmarks.bench.measuring import (
     cpu_fraction,
     cpu_until,
     log_times,
+    recorded_cpu,
     seconds_a_round,
     seconds_a_round_alone,
+    slope,
 )
 
 ROUNDS = [[1.0, 2.0, 4.0, 6.0, 9.0], [1.5, 2.5, 4.0, 6.5, 9.5]]
@@ -49,6 +52,25 @@ def test_all_peers_are_in_a_round_when_the_last_one_is() -> None:
     assert all_after(ROUNDS, 1) == 1.5
     assert all_after([*ROUNDS, []], 1) is None
     assert all_after([], 1) is None
+
+
+def test_the_cpu_of_a_round_is_the_slope_between_a_short_and_a_long_run() -> None:
+    start, each = 2.5, 0.02  # CPU seconds of a run, and of a peer's round
+    runs = slope(lambda tree: Measurement(cpu=start + each * tree["rounds"] * 4), {"rounds": 60, "peers": 4}, 10)
+    assert runs.cpu == pytest.approx(each)
+    assert runs.long.cpu == pytest.approx(start + 0.02 * 60 * 4)
+    assert runs._replace(short=Measurement(failure="killed")).cpu is None
+    assert runs._replace(short=Measurement(failure="killed")).failure == "killed"
+
+
+def test_the_cpu_of_a_round_is_told_from_the_records_of_all_peers(tmp_path: Path) -> None:
+    assert recorded_cpu(tmp_path) is None
+    for peer, cpu in enumerate(([9.0, 9.0, 0.1, 0.2, 9.0], [9.0, 9.0, 0.3, 0.4, 9.0])):
+        folder = tmp_path / "peers" / f"{peer:02d}"
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"t": t, "cost": {"cpu_seconds": seconds}}) for t, seconds in enumerate(cpu)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert recorded_cpu(tmp_path) == pytest.approx(0.25)
 
 
 def test_a_failed_run_has_no_figures() -> None:
@@ -137,5 +159,5 @@ time.sleep(600)
 def test_stops_a_command_that_leaves_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "available", lambda: 1 << 30)
     assert (
-        measure_code("import time; time.sleep(600)", folder).failure == "stopped: less than 3 GiB of memory were left"
+        measure_code("import time; time.sleep(600)", folder).failure == "stopped: less than 2 GiB of memory were left"
     )

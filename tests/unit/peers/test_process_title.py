@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,22 @@ print(open("/proc/self/stat").read().split()[1])
 def test_the_short_name_of_a_process_has_no_spaces() -> None:
     output = subprocess.check_output([sys.executable, "-P", "-c", CODE], text=True)
     assert output.splitlines() == ["p2pfl peer 3 /runs/a mesh", "(p2pfl-peer)"]
+
+
+CHANGED = """
+import os
+from p2pfl.process_title import set_title
+os.environ["OMP_NUM_THREADS"] = "1"
+set_title("p2pfl warm /runs/mesh")
+print(open("/proc/self/cmdline").read().rstrip("\\0 "))
+"""
+
+
+def test_a_process_has_its_title_though_variables_of_its_environment_have_changed() -> None:
+    environment = {"OMP_NUM_THREADS": "4"}  # first: the title lies before it
+    environment |= {name: value for name, value in os.environ.items() if name not in environment}
+    output = subprocess.check_output([sys.executable, "-P", "-c", CHANGED], text=True, env=environment)
+    assert output.rstrip() == "p2pfl warm /runs/mesh"
 
 
 NOT_UTF_8 = """

@@ -84,7 +84,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
         pytest.param(
             "device: cpu",
             "gpu: {peers: 1}",
-            "run.yaml:11: gpu.peers: unknown key 'peers'; known: peers_per_gpu, memory_fraction, mps",
+            "run.yaml:11: gpu.peers: unknown key 'peers'; known: peers_per_gpu, memory_fraction, mps, cuda_graphs",
             id="unknown key in gpu",
         ),
         pytest.param(

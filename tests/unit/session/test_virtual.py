@@ -214,7 +214,7 @@ def test_a_wait_in_virtual_time_takes_one_timer() -> None:
         assert loop.time() == pytest.approx(600.0)
         turns.append(50_000 - loop._turns_left)
         loop.close()
-    assert turns[0] < 10 < 500 < turns[1]
+    assert turns[0] < 10 < 300 < turns[1] < 500  # checks 10 s apart at first, and 1 s apart in the last minute
 
 
 def test_timers_are_due_after_a_year_too() -> None:
