@@ -201,7 +201,7 @@ def test_killing_and_restarting_peers_changes_nothing(
     run = make_run(
         algorithm=algorithm[method],
         data={"partition": {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}},
-        rounds=18,
+        rounds=14,
         checkpoint_every=3,
         graph="ring",
         chaos={"link": {"jitter": 0.02}},
@@ -221,13 +221,13 @@ def test_killing_and_restarting_peers_changes_nothing(
     assert warm.wait(pids) == dict.fromkeys(range(4), 0)
     for files, calm_result in zip(folder.peers(), expected, strict=True):
         result = files.result()
-        assert (result.phase, result.rounds_done, result.missing) == ("finished", 18, 0)
+        assert (result.phase, result.rounds_done, result.missing) == ("finished", 14, 0)
         assert (result.digest, result.sent, result.received) == (
             calm_result.digest,
             calm_result.sent,
             calm_result.received,
         )
-        assert [record["t"] for record in metrics.read(files.metrics)] == list(range(18))
+        assert [record["t"] for record in metrics.read(files.metrics)] == list(range(14))
         assert "resumed t=" in log_of(folder, files.peer)
 
 
