@@ -5,6 +5,7 @@
     python -m benchmarks.bench --only launch --only scale    # some of it; the rest of the page stays
     python -m benchmarks.bench --quick                       # small sizes, writes nothing: does it work?
     P2PFL_DATA=… python -m benchmarks.bench --only work --turns 3 --rival DECENTRALIZEPY --rival-python PYTHON
+    P2PFL_DATA=… python -m benchmarks.bench --only simulate --turns 5 --fluke-python PYTHON
 
 Figures go to benchmarks/results/*.json and from there into the page, with the goals beside them. The exit status is 0
 if a goal is missed: figures depend on the machine and on what else it does. For each missed goal of a run of peers,
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.bench import gpu, messages, sizes, transports, work
+from benchmarks.bench import gpu, messages, simulate, sizes, transports, work
 from benchmarks.bench.flame import file_name, find_py_spy, profile_peer
 from benchmarks.bench.report import Report, describe_machine, goals_table, markdown_table, write
 from benchmarks.bench.rival import Rival
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Report]] = {
     "work": work.side_by_side,
     "overhead": work.overhead,
     "messages": messages.messages,
+    "simulate": simulate.simulate,
     "transports": transports.transports,
     "launch": sizes.launch,
     "scale": sizes.scale,
@@ -48,6 +50,7 @@ EXISTING = click.Path(exists=True, path_type=Path, resolve_path=True)
 @click.option("--most-peers", default=512, show_default=True, help="Leave out larger runs of launch and scale.")
 @click.option("--rival", type=EXISTING, help="Checkout of decentralizepy.")
 @click.option("--rival-python", type=click.Path(exists=True, path_type=Path), help="The Python that runs it.")
+@click.option("--fluke-python", type=click.Path(exists=True, path_type=Path), help="A Python that has fluke.")
 @click.option("--profile", is_flag=True, help="Write a flame graph for each missed goal; needs py-spy.")
 @click.option("--results", type=click.Path(path_type=Path), default=PROJECT / "benchmarks" / "results")
 @click.option("--page", type=EXISTING, default=PROJECT / "docs" / "benchmarks.md")
@@ -58,6 +61,7 @@ def main(
     most_peers: int,
     rival: Path | None,
     rival_python: Path | None,
+    fluke_python: Path | None,
     profile: bool,
     results: Path,
     page: Path,
@@ -71,7 +75,8 @@ def main(
             raise click.UsageError(f"--only {', '.join(missing)}: {NO_GPU.partition(';')[0]}")
         only = only or tuple(name for name in BENCHMARKS if name not in NEED_A_GPU)
     other = Rival(rival, rival_python.absolute()) if rival and rival_python else None
-    settings = Settings(turns, quick, min(most_peers, 20) if quick else most_peers, other)
+    fluke = fluke_python.absolute() if fluke_python else None
+    settings = Settings(turns, quick, min(most_peers, 20) if quick else most_peers, other, fluke)
     reports = []
     for name in only or BENCHMARKS:
         click.echo(name, err=True)

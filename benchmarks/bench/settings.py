@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -18,12 +19,14 @@ class Settings:
         quick: small sizes, to see that everything works; the figures mean nothing.
         most_peers: leave out runs of more peers that measure growth, e.g. for lack of memory.
         rival: where decentralizepy is; None leaves it out.
+        fluke_python: a Python that has fluke; None leaves it out.
     """
 
     turns: int = 1
     quick: bool = False
     most_peers: int = 512
     rival: Rival | None = None
+    fluke_python: Path | None = None
 
     def progress(self, text: str) -> None:
         click.echo(f"  {text}", err=True)

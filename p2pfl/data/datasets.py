@@ -83,7 +83,6 @@ class Split:
             IndexError: an index is out of range.
         """
         images, labels = np.take(self.images, indices, axis=0), np.take(self.labels, indices)
-        self.unmap()
         return torch.from_numpy(np.asarray(images)), torch.from_numpy(np.asarray(labels))
 
     def unmap(self) -> None:
@@ -118,9 +117,12 @@ class Pool:
         images = np.empty((len(indices), *self.train.images.shape[1:]), self.train.images.dtype)
         images[~from_test] = self.train.images[indices[~from_test]]
         images[from_test] = self.test.images[indices[from_test] - len(self.train)]
+        return torch.from_numpy(images), torch.from_numpy(self.labels[indices])
+
+    def unmap(self) -> None:
+        """As ``Split.unmap``."""
         self.train.unmap()
         self.test.unmap()
-        return torch.from_numpy(images), torch.from_numpy(self.labels[indices])
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ class Batch:
 
     def terms(self) -> Mapping[str, Tensor]:
         """Return the terms of the loss on the whole batch. Raises PluginError if they are not what they should be."""
-        terms = self.loss(self.x, self.labels.repeat(self.views))
+        terms = self.loss(self.x, self.labels if self.views == 1 else self.labels.repeat(self.views))
         check_terms(self.loss, terms)
         return terms
 
@@ -62,7 +62,9 @@ class GradientRule(Options):
     def backward(self, batch: Batch) -> Mapping[str, Tensor]:
         """Set ``grad`` of the parameters, which is None; return the terms of the loss, for the records."""
         terms = batch.terms()
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        first, *others = terms.values()
+        total = torch.stack([first, *others]).sum() if others else first
+        total.backward()  # type: ignore[no-untyped-call]
         return terms
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +43,18 @@ class Samples:
             Inputs as they are stored, e.g. uint8 [B, C, H, W], and labels, int64 [B], on the CPU.
         """
         return self.images.take(self.indices[positions])
+
+    def take_in_turn(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Copy one batch of positions after the other, as ``take``; at the end, unmap what was read."""
+        try:
+            yield from map(self.take, batches)
+        finally:
+            self.images.unmap()
+
+    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Copy all samples in order, in batches for evaluation."""
+        starts = range(0, len(self), EVALUATION_BATCH)
+        return self.take_in_turn(np.arange(start, min(start + EVALUATION_BATCH, len(self))) for start in starts)
 
 
 @dataclass(frozen=True)
@@ -122,8 +134,7 @@ class PeerData:
         if not len(self.test):
             return TestedOn(self.dataset, "", "")
         samples = hashlib.sha256(np.ascontiguousarray(self.test.labels).data)
-        for start in range(0, len(self.test), EVALUATION_BATCH):
-            inputs, _ = self.test.take(np.arange(start, min(start + EVALUATION_BATCH, len(self.test))))
+        for inputs, _ in self.test.in_order():
             samples.update(f"{inputs.dtype} {list(inputs.shape)}".encode())
             samples.update(np.ascontiguousarray(inputs.numpy()).data)
         classes = hashlib.sha256(self.scored_classes(self.test).data)
@@ -160,8 +171,8 @@ class PeerData:
             Inputs as they are stored, e.g. uint8 [B, C, H, W], and labels, int64 [B], on the device.
         """
         positions = order.permutation(len(self.train))
-        for n in range(self.batch_count(size, drop_last=drop_last)):
-            images, labels = self.train.take(positions[n * size : (n + 1) * size])
+        chosen = (positions[n * size : (n + 1) * size] for n in range(self.batch_count(size, drop_last=drop_last)))
+        for images, labels in self.train.take_in_turn(chosen):
             yield self._moved(images), self._moved(labels)
 
     def _moved(self, tensor: Tensor) -> Tensor:
@@ -179,8 +190,7 @@ class PeerData:
         Yields:
             Network input, e.g. float32 [B, C, H, W], and labels, int64 [B], on the device.
         """
-        for start in range(0, len(samples), EVALUATION_BATCH):
-            images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, len(samples))))
+        for images, labels in samples.in_order():
             yield self.input(images.to(self.device), augmented=False), labels.to(self.device)
 
     def input(self, images: Tensor, *, augmented: bool) -> Tensor:
@@ -190,7 +200,7 @@ class PeerData:
         """
         if images.dtype == torch.int64:
             return images
-        x = images.to(torch.float32) / 255.0 if images.dtype == torch.uint8 else images
+        x = images.to(torch.float32).div_(255.0) if images.dtype == torch.uint8 else images
         if augmented:
             x = self.augment(x)
-        return (x - self._mean) / self._std
+        return (x - self._mean).div_(self._std)

@@ -193,7 +193,8 @@ class Trainer:
 
     def inputs(self, images: Tensor) -> Tensor:
         """Return the input of ``loss`` for a batch of inputs: the augmented views, concatenated."""
-        return torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
+        views = [self.data.input(images, augmented=True) for _ in range(self.views)]
+        return views[0] if self.views == 1 else torch.cat(views)
 
     def descend(
         self, optimizer: torch.optim.Optimizer, loss: LossTerms, x: Tensor, labels: Tensor, views: int = 1
@@ -222,8 +223,9 @@ class Trainer:
         self, optimizer: torch.optim.Optimizer, loss: LossTerms, x: Tensor, labels: Tensor, views: int
     ) -> Mapping[str, Tensor]:
         """Let the run's rule set the gradients of the parameters that ``optimizer`` moves; return the loss terms."""
-        optimizer.zero_grad(set_to_none=True)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            parameter.grad = None
         batch = Batch(loss, x, labels, views, parameters, self.streams, self.gradient_state)
         if self.captured is not None and self._is_plain(loss):
             return self.captured.backward(self.model, self.gradient, batch)

@@ -139,8 +139,11 @@ class Plan:
     size: int
     header: int
 
-    def message(self, t: int, sender: int, buffer: Tensor | None) -> Message:
+    def message(self, t: int, sender: int, buffer: Tensor | None, *, ordinary: bool | None = None) -> Message:
         """Return the message whose stored body is ``buffer``, uint8 [size]; its tensors are views of it.
+
+        Args:
+            ordinary: ``is_ordinary`` of the same body, if known.
 
         Raises Malformed if a bool tensor holds other bytes than 0 and 1.
         """
@@ -154,8 +157,8 @@ class Plan:
                 for path, (shape, strides, at) in self._strided.items()
             }
             body = assemble(self.layout.body, views, self.plain, self.layout.maps)
-            suspect = not self._plain_is_finite or has_diverged(whole)
-            return Message(body, t, sender, self, self._what_diverged(views, sender) if suspect else "")
+            ordinary = self.is_ordinary(buffer) if ordinary is None else ordinary
+            return Message(body, t, sender, self, "" if ordinary else self._what_diverged(views, sender))
         tensors = {}
         for path, (spec, offset) in self.tensors.items():
             if spec.bytes == 0:
@@ -168,6 +171,12 @@ class Plan:
             tensors[path] = raw.view(spec.dtype).reshape(spec.shape)
         body = assemble(self.layout.body, tensors, self.plain, self.layout.maps)
         return Message(body, t, sender, self, self._what_diverged(tensors, sender))
+
+    def is_ordinary(self, buffer: Tensor | None) -> bool:
+        """Return whether one look at all numbers of a body shows that none has diverged, whoever receives it."""
+        if buffer is None or self._dtype is None:
+            return False
+        return self._plain_is_finite and not has_diverged(buffer.view(self._dtype))
 
     def _what_diverged(self, tensors: Mapping[TensorPath, Tensor], sender: int) -> str:
         found = self.layout.what_diverged(tensors, self.plain)

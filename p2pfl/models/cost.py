@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from p2pfl.errors import ModelError, PluginError
 from p2pfl.inputs import Size, zeros
@@ -55,6 +54,8 @@ def cost(name: str, channels: int, size: Size, classes: int, features: int | Non
 
 
 def _cost(name: str, channels: int, size: Size, classes: int, features: int | None, device: torch.device) -> Cost:
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton: a quarter of a second
+
     with device:
         model = build(name, 0, channels, size, classes, features).eval()
         image = zeros(1, channels, size)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-
-import torch
-from torch import Tensor
+from collections.abc import Collection, Iterable
 
 from p2pfl import PeerId
 from p2pfl.errors import Deadlock
@@ -17,6 +14,8 @@ from p2pfl.tensors import Tensors
 
 PASSES = 50
 """Turns of the event loop without a peer that can continue, after which it is a deadlock."""
+MAPPED = 1 << 20
+"""Bytes from which each receiver maps a body instead of copying it. A mapping takes a file descriptor."""
 NEVER_SENT = (
     "All peers wait for messages that nobody has sent: look for a net.broadcast or net.send without `await`, or for "
     "peers that send different kinds"
@@ -40,11 +39,18 @@ class LocalHub:
         endpoint.mailbox.on_block = self.check
         endpoint.memo = self.memo
 
-    def hand(self, entry: JournalEntry, sender: PeerId, to: PeerId, stored: Tensor | None) -> None:
-        """Have a receiver decode an entry, whose body is ``stored``, uint8 [size], as if it came over a network."""
-        receiver = self.endpoints[to]
-        body = None if stored is None else stored.clone()  # the receiver may modify it; a clone is aligned too
-        receiver.accept(receiver.decode(receiver.check(entry.header), entry.id.t, sender, body))
+    def deliver(self, sender: PeerId, entry: JournalEntry, to: Iterable[PeerId]) -> None:
+        """Have receivers decode an entry as if it came over a network, each with a body that it may modify."""
+        journal = self.endpoints[sender].journal
+        stored = journal.map(entry)
+        ordinary: bool | None = None
+        for receiver in map(self.endpoints.__getitem__, to):
+            plan = receiver.check(entry.header)
+            body = stored.clone() if stored is not None and entry.size < MAPPED else journal.map(entry)
+            if ordinary is None:
+                ordinary = plan.is_ordinary(stored)
+            message = plan.message(entry.id.t, sender, body, ordinary=ordinary)
+            receiver.accept(receiver.converted(message))
 
     def finish(self, peer: PeerId) -> None:
         """Note that ``peer`` will send nothing more."""
@@ -117,9 +123,8 @@ class LocalLink(Link):
 
     def announce(self, entry: JournalEntry) -> None:
         journal, t = self.hub.endpoints[self.me].journal, entry.id.t
-        stored = torch.frombuffer(journal.read(entry, 0, entry.size), dtype=torch.uint8) if entry.size else None
+        self.hub.deliver(self.me, entry, entry.to)
         for to in entry.to:
-            self.hub.hand(entry, self.me, to, stored)
             journal.drop(to, t + 1)  # delivered, and no peer crashes without the others
 
     def nothing(self, to: PeerId, t: int) -> None:

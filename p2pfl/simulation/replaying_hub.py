@@ -51,14 +51,9 @@ class ReplayingHub(LocalHub):
                     id = found[0].id.next
 
     def deliver(self, sender: PeerId, entry: JournalEntry, to: Iterable[PeerId]) -> None:
-        """Hand an entry to some of its addressees."""
-        stored = None
-        for peer in to:
-            if entry.id.t < self._first.get(peer, 0):
-                continue  # computed again by a sender that resumed from an earlier round
-            if stored is None:
-                stored = self.endpoints[sender].journal.map(entry)
-            self.hand(entry, sender, peer, stored)
+        # A sender that resumed from an earlier round computes again what its receivers have.
+        if missing := [peer for peer in to if entry.id.t >= self._first.get(peer, 0)]:
+            super().deliver(sender, entry, missing)
 
     def nothing(self, sender: PeerId, to: PeerId, t: int) -> None:
         """Tell ``to`` that ``sender`` has nothing for it in round ``t``."""

@@ -23,6 +23,7 @@ from benchmarks.bench.measuring import (
     seconds_a_round_alone,
     slope,
 )
+from benchmarks.bench.simulate import cpu_of_rounds
 
 ROUNDS = [[1.0, 2.0, 4.0, 6.0, 9.0], [1.5, 2.5, 4.0, 6.5, 9.5]]
 """Two peers, five rounds."""
@@ -46,6 +47,12 @@ def test_a_round_without_neighbors_is_the_time_in_which_any_peer_was_in_it() -> 
     assert seconds_a_round_alone([*in_turns, in_turns[0]]) == seconds_a_round_alone(in_turns)
     assert seconds_a_round_alone([times[:3] for times in in_turns]) is None
     assert seconds_a_round_alone([]) is None
+
+
+def test_the_cpu_of_rounds_is_between_the_ends_of_the_first_and_the_last() -> None:
+    measured = Measurement(launcher=[(0.0, 0.0), (10.0, 8.0)], rounds=[[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]])
+    assert cpu_of_rounds(measured) == pytest.approx(0.8 * (6.0 - 2.0))
+    assert cpu_of_rounds(Measurement(rounds=[[1.0], [2.0]])) is None
 
 
 def test_all_peers_are_in_a_round_when_the_last_one_is() -> None:

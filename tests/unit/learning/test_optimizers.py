@@ -136,3 +136,13 @@ def test_defaults_differ_only_where_a_paper_asks_for_it(name: str) -> None:
     common = {field.name: getattr(LocalTraining, field.name) for field in dataclasses.fields(LocalTraining)}
     found = {key: getattr(defaults, key) for key in common}
     assert found == {**common, **DICTATED.get(name, {})}
+
+
+def test_hooks_run_before_and_after_each_step() -> None:
+    parameter, seen = nn.Parameter(torch.ones(1)), []
+    optimizer = LocalTraining(lr=0.5).make_optimizer([parameter])
+    optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.item()))
+    optimizer.register_step_post_hook(lambda *_: seen.append(parameter.item()))
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    assert seen == [1.0, 0.5]
