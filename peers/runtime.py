@@ -250,7 +250,7 @@ def stop_by_exception() -> Iterator[None]:
 
 @contextmanager
 def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
-    """On SIGTERM, SIGINT and SIGHUP, finish the batch, roll back to the last completed round, checkpoint and exit.
+    """On SIGTERM, SIGINT and SIGHUP, finish the batch, roll back to the last state kept, checkpoint and exit.
 
     Yields an event that is set then: the session may have ended already.
     """
