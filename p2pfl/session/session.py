@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -196,7 +195,10 @@ class Session:
             return self._end(*self.totals.ended())
         except (Stopped, asyncio.CancelledError):
             await self._finish_saving(final=False)
-            self._end("stopped", state=self._roll_back())
+            saved = None if self.saver is None or self.saver.kept < 0 else self.saver.read()
+            if saved is not None:
+                self._adopt(saved)
+            self._end("stopped", saved=saved)
             self.log.info("stopped rounds_done=%d", self.rounds_done)
             if self.stopping:
                 raise Stopped from None
@@ -320,14 +322,13 @@ class Session:
     def _queues(self) -> tuple[int, int]:
         return self.endpoint.mailbox.unread, self.endpoint.link.undelivered()
 
-    def _end(self, phase: Phase, error: str = "", state: dict[str, Any] | None = None) -> Result:
-        """Report the end; ``state`` is that of the algorithm, unless it is the current one."""
+    def _end(self, phase: Phase, error: str = "", saved: checkpoint.PeerState | None = None) -> Result:
         result = make_result(
             self.algorithm,
             phase,
             error,
             rounds_done=self.rounds_done,
-            digest=digest(state or self.algorithm.state_dict()),
+            digest=digest(saved["algorithm"] if saved else self.algorithm.state_dict()),
             evaluations=self.evaluations,
             totals=self.totals,
             dropped=self.endpoint.dropped,
@@ -357,14 +358,6 @@ class Session:
             raise Stopped
 
     # -- checkpoints
-
-    def _roll_back(self) -> dict[str, Any] | None:
-        """Return to the last state that was kept; return that of the algorithm, if there is one."""
-        if self.saver is None or self.saver.kept < 0:
-            return None
-        saved = self.saver.read()
-        self._adopt(saved)
-        return saved["algorithm"]  # type: ignore[no-any-return]
 
     def _take_snapshot(self) -> None:
         """Keep the state between two rounds; a stop during a round rolls back to it."""
@@ -420,7 +413,6 @@ class Session:
         self.log.info("resumed t=%d", self.rounds_done)
 
     def _adopt(self, saved: checkpoint.PeerState) -> None:
-        """Restore what is reported of the rounds before a state."""
         self.totals = Totals.from_state_dict(saved["totals"])
         self._recorded = saved["recorded"]
         self.rounds_done = saved["rounds_done"]
