@@ -380,7 +380,7 @@ class LaunchedRun(RecordedRun):
         return RecordedRun(self._folder)
 
     def stop(self) -> RecordedRun:
-        """Stop the peers after their batch; each writes a checkpoint of its last completed round.
+        """Stop the peers after their batch; each rolls back to the last state it kept, and writes a checkpoint.
 
         `p2pfl resume` continues the run.
         """

@@ -37,7 +37,7 @@ from p2pfl.session.body_files import FileStore, NeighborJournals
 from p2pfl.session.build import RunData, frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
-from p2pfl.session.free_memory import free_heap
+from p2pfl.session.free_memory import free_heap, keep_heap
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.session import Runtime, Session, Stopped
 from p2pfl.stop_signals import handling, stop_signals
@@ -142,6 +142,7 @@ def run_peer(
 
 async def _run(folder: RunFolder, me: PeerId, run: Run, data: RunData, log: logging.Logger) -> int:
     allow_many_files()
+    keep_heap()
     device = claim_device(run.file, me)
     slots, prefix = slots_on(run.file, device)
     transport = run.file.transport
@@ -249,7 +250,7 @@ def stop_by_exception() -> Iterator[None]:
 
 @contextmanager
 def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
-    """On SIGTERM, SIGINT and SIGHUP, finish the batch, roll back to the last completed round, checkpoint and exit.
+    """On SIGTERM, SIGINT and SIGHUP, finish the batch, roll back to the last state kept, checkpoint and exit.
 
     Yields an event that is set then: the session may have ended already.
     """

@@ -22,7 +22,7 @@ from weakref import WeakSet
 from p2pfl.errors import UnsuitableFileSystem
 from p2pfl.file_locks import RUN_FOLDER, lock
 from p2pfl.run_folder.files import write_errors
-from p2pfl.session.free_memory import free_heap
+from p2pfl.session.free_memory import KEPT, free_heap
 
 NO_FIFOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 """How file systems without FIFOs refuse to create one, e.g. FAT and some in user space."""
@@ -90,7 +90,7 @@ class HostSlot:
         if self._held is not None:
             os.close(self._held)
             self._held = None
-            free_heap()  # for the peer that computes next
+            free_heap(KEPT)  # for the peer that computes next
 
 
 _SLOTS: WeakSet[HostSlot] = WeakSet()

@@ -395,7 +395,7 @@ def _shell_path(path: Path) -> str:
 def stop(run: Path, kill: bool) -> None:
     """Stop the running peers of RUN.
 
-    Each peer ends its batch, rolls back to the last completed round, writes a checkpoint and exits.
+    Each peer ends its batch, rolls back to the last state that it kept, writes a checkpoint and exits.
     """
     from launcher.backends.stop import stop as stop_peers
     from p2pfl.run_folder.folder import RunFolder

@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 MAX_INTERVAL = 30.0
 """Seconds between two checkpoints, at most, with ``checkpoint_every: auto``: work that a crash repeats."""
+MAX_AGE = 5.0
+"""Seconds, at most, between two states that are kept with ``auto``: work that a stop repeats. To keep one takes a
+fortieth of a small model's round."""
 MAX_TAKEN = 1 << 26
 """Bytes received after which ``auto`` brings the next checkpoint forward: the senders keep them on their disks."""
 COST, COST_FORWARD = 50.0, 3.0
@@ -61,6 +64,7 @@ class Saver:
         self._copies = copies
         self.kept = -1
         """Rounds in the last state that was kept; -1 before the first."""
+        self._kept_at = 0.0
         self._last: checkpoint.KeptState | None = None
         """Holds the last state that was kept."""
         self._spare: checkpoint.KeptState | None = None
@@ -80,12 +84,16 @@ class Saver:
         due_at = self._earliest if taken > MAX_TAKEN else self._due_at
         return not busy and perf_counter() >= due_at
 
+    def is_stale(self) -> bool:
+        """Return whether to keep the state after this round, although no checkpoint is due."""
+        return isinstance(self._every, int) or perf_counter() - self._kept_at >= MAX_AGE
+
     def keep(self, state: checkpoint.PeerState) -> None:
         """Keep ``state``, between two rounds, for the next checkpoint. Raises WriteError."""
         if self._last is None or self._last is self._in_use:
             self._last, self._spare = self._spare or checkpoint.KeptState(self._folder.root), self._last
         self._last.write(state)
-        self.kept = state["rounds_done"]
+        self.kept, self._kept_at = state["rounds_done"], perf_counter()
 
     def read(self) -> checkpoint.PeerState:
         """Return the last state that was kept, valid until the next one is."""

@@ -45,7 +45,7 @@ from p2pfl.tensors import digest
 
 
 class Stopped(BaseException):
-    """The session was asked to stop; its last completed round is checkpointed.
+    """The session was asked to stop; the last state that it kept is checkpointed.
 
     Raised by a signal anywhere, also while a checkpoint is read: no handler of errors must take it for one.
     """
@@ -146,7 +146,7 @@ class Session:
         """Run all remaining rounds; write the result to the folder too. It is "failed" if every round was discarded.
 
         Raises:
-            Stopped: on request; the last completed round is on disk.
+            Stopped: on request; the last state that was kept is on disk.
         """
         status_updates = asyncio.create_task(self._status_file.keep_current())
         try:
@@ -188,6 +188,7 @@ class Session:
             self._take_snapshot()
             while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
                 if self.stopping:
+                    self._take_snapshot()
                     raise Stopped
                 if self._catch_up():
                     continue
@@ -197,7 +198,10 @@ class Session:
             return self._end(*self.totals.ended())
         except (Stopped, asyncio.CancelledError):
             await self._finish_saving(final=False)
-            self._end("stopped")
+            saved = None if self.saver is None or self.saver.kept < 0 else self.saver.read()
+            if saved is not None:
+                self._adopt(saved)
+            self._end("stopped", saved=saved)
             self.log.info("stopped rounds_done=%d", self.rounds_done)
             if self.stopping:
                 raise Stopped from None
@@ -285,10 +289,13 @@ class Session:
         log_round(self.log, record, self.totals.best, self.endpoint.nonfinite)
         if not self._loss_diverged:
             self._loss_diverged = log_diverged_loss(self.log, record)
-        self._take_snapshot()
-        if self.saver is not None and self.saver.is_due(self.rounds_done):
-            async with self._idle(list):
-                await self.saver.begin()
+        if self.saver is not None:
+            due = self.saver.is_due(self.rounds_done)
+            if due or self.saver.is_stale():
+                self._take_snapshot()
+            if due:
+                async with self._idle(list):
+                    await self.saver.begin()
         self.faults.ends(t)
         self.on_round(self.me, t)
         self.slot.meter.end()  # the slot is kept, but in one process, other peers compute before the next round
@@ -318,16 +325,13 @@ class Session:
     def _queues(self) -> tuple[int, int]:
         return self.endpoint.mailbox.unread, self.endpoint.link.undelivered()
 
-    def _end(self, phase: Phase, error: str = "") -> Result:
-        state = self.algorithm.state_dict()
-        if phase == "stopped" and self.saver is not None and self.saver.kept >= 0:
-            state = self.saver.read()["algorithm"]  # the unfinished round is discarded
+    def _end(self, phase: Phase, error: str = "", saved: checkpoint.PeerState | None = None) -> Result:
         result = make_result(
             self.algorithm,
             phase,
             error,
             rounds_done=self.rounds_done,
-            digest=digest(state),
+            digest=digest(saved["algorithm"] if saved else self.algorithm.state_dict()),
             evaluations=self.evaluations,
             totals=self.totals,
             dropped=self.endpoint.dropped,
@@ -406,9 +410,13 @@ class Session:
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.finished = saved["finished"]
         self.streams.load_state_dict(saved["streams"])
-        self.totals = Totals.from_state_dict(saved["totals"])
-        self._recorded = saved["recorded"]
-        self.rounds_done = self.saver.saved = saved["rounds_done"]
-        self.evaluations = Evaluations.from_state_dict(saved["evaluations"])
+        self._adopt(saved)
+        self.saver.saved = self.rounds_done
         self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done, self.log, self._recorded)
         self.log.info("resumed t=%d", self.rounds_done)
+
+    def _adopt(self, saved: checkpoint.PeerState) -> None:
+        self.totals = Totals.from_state_dict(saved["totals"])
+        self._recorded = saved["recorded"]
+        self.rounds_done = saved["rounds_done"]
+        self.evaluations = Evaluations.from_state_dict(saved["evaluations"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from p2pfl import algorithms
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import Result, RunFolder
-from p2pfl.session import checkpoint, metrics
+from p2pfl.session import checkpoint, metrics, saving
 from p2pfl.session.session import Session, Stopped
 from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import digest
@@ -136,31 +137,50 @@ def _shorter(run: Run, rounds: int) -> dict[str, Any]:
     return {**run.resolved(), "rounds": rounds}
 
 
+async def stop_in_the_third_round(sessions: list[Session]) -> None:
+    """Run the first session until its second batch of round 2."""
+    session, batches = sessions[0], 0
+    after_batch = session.algorithm.after_batch
+
+    def stop() -> None:
+        nonlocal batches
+        batches += session.rounds_done == 2
+        if batches == 2:
+            session.stop()
+        after_batch()
+
+    session.algorithm.after_batch = stop
+    with pytest.raises(Stopped):
+        await session.run()
+
+
 def test_stop_during_a_round_rolls_back_to_its_start(tmp_path: Path, make_run: Any, prepare: Any) -> None:
     run = make_run(rounds=50, peers=2, algorithm={"name": "local", "batch": 4}, checkpoint_every=100)
     folder = prepare(tmp_path / "run", run)
-
-    async def life(sessions: list[Session]) -> None:
-        session, batches = sessions[0], 0
-        after_batch = session.algorithm.after_batch
-
-        def stop_in_the_third_round() -> None:
-            nonlocal batches
-            batches += session.rounds_done == 2
-            if batches == 2:
-                session.stop()
-            after_batch()
-
-        session.algorithm.after_batch = stop_in_the_third_round
-        with pytest.raises(Stopped):
-            await session.run()
-
-    in_process(run, folder, life)
+    in_process(run, folder, stop_in_the_third_round)
     result = folder.peer(0).result()
     assert result is not None
     assert (result.phase, result.rounds_done) == ("stopped", 2)
     assert result.digest == simulate(make_run(**_shorter(run, 2)))[0].digest
     assert [record["t"] for record in metrics.read(folder.peer(0).metrics)] == [0, 1]
+
+
+def test_stop_with_automatic_checkpoints_repeats_the_rounds_since_the_last_kept_state(
+    tmp_path: Path, make_run: Any, prepare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "MAX_AGE", math.inf)
+    monkeypatch.setattr(saving.Saver, "is_due", lambda saver, rounds_done: False)
+    run = make_run(rounds=4, peers=2, algorithm={"name": "local", "batch": 4}, checkpoint_every="auto")
+    folder = prepare(tmp_path / "run", run)
+    in_process(run, folder, stop_in_the_third_round)
+    result, status = folder.peer(0).result(), folder.peer(0).status()
+    assert result is not None
+    assert status is not None
+    assert (result.phase, result.rounds_done, status.rounds_done, result.seconds) == ("stopped", 0, 0, {})
+    expected = simulate(run)
+    for resumed, whole in zip(simulate(run, folder), expected, strict=True):
+        assert (resumed.digest, resumed.accuracy, resumed.best) == (whole.digest, whole.accuracy, whole.best)
+    assert [record["t"] for record in metrics.read(folder.peer(0).metrics)] == [0, 1, 2, 3]
 
 
 def test_stop_ends_the_wait_for_a_neighbor(tmp_path: Path, make_run: Any, prepare: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import mmap
 import os
 from pathlib import Path
 
 import pytest
 
+from p2pfl.session import free_memory
 from p2pfl.session.body_files import map_body
 from p2pfl.session.free_memory import _unmodified, forget, forget_files, free_heap
 
@@ -50,6 +53,26 @@ def test_modified_pages_of_files_are_kept(tmp_path: Path) -> None:
     assert mapped[0] == 7
     assert clean[0] == 0
     free_heap()
+
+
+def test_only_more_unused_memory_than_is_kept_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(free_memory, "_function", lambda name, *types: trimmed.append)
+    for unused, keep in ((99.0, 100), (100.0, 100), (101.0, 100), (1.0, 0), (math.inf, 100)):
+        monkeypatch.setattr(free_memory, "_unused_heap", lambda unused=unused: unused)
+        before = len(trimmed)
+        free_heap(keep)
+        assert len(trimmed) - before == (unused > keep), (unused, keep)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+def test_freed_memory_counts_as_unused() -> None:
+    blocks = [bytes(100_000) for _ in range(40)]  # below the size from which blocks have mappings of their own
+    fence = [bytes(1000) for _ in range(1000)]  # the end of the heap is returned at once
+    before = free_memory._unused_heap()
+    del blocks
+    assert free_memory._unused_heap() > before + 2_000_000
+    del fence
 
 
 def test_neither_swapped_nor_anonymous_nor_shared_mappings_count_as_unmodified() -> None:

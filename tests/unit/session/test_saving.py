@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,25 @@ def test_a_checkpoint_is_due_when_much_was_taken_since_the_last_one(monkeypatch:
     assert not saver.is_due(1)
     endpoint.taken_bytes += 1
     assert saver.is_due(1)
+
+
+def test_states_are_kept_after_each_round_unless_checkpoints_are_automatic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(saving, "perf_counter", lambda: now)
+    each, auto = (
+        saving.Saver(Mock(root=tmp_path), Mock(taken_bytes=0), every, 1, logging.getLogger("saver"))
+        for every in (1000, "auto")
+    )
+    with closing(each), closing(auto):
+        for saver in (each, auto):
+            assert saver.is_stale(), "nothing was kept yet"
+            saver.keep({"rounds_done": 1})
+        now += saving.MAX_AGE - 0.1
+        assert (each.is_stale(), auto.is_stale()) == (True, False)
+        now += 0.1
+        assert auto.is_stale()
 
 
 def test_without_a_checkpoint_nothing_stays_of_the_journal_of_an_earlier_process(make_folder: MakeFolder) -> None:
