@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.messaging.control import BEFORE, FOREVER, Id
+from p2pfl.messaging.control import BEFORE, FOREVER, INLINE, Id
 from p2pfl.messaging.wire import Buffer, Encoded
 
 
@@ -121,6 +121,8 @@ class Journal:
         self._releasable: list[int] = []
         """Segments that the checkpoint in progress does not need."""
         self._next = Id(0, 0)
+        self._last_read: tuple[JournalEntry | None, int, Buffer] = None, 0, b""
+        """The last small part that was read, and where it begins: each neighbor is sent the same."""
         self._lock = threading.RLock()
 
     # ---- writing
@@ -199,7 +201,15 @@ class Journal:
 
     def read(self, entry: JournalEntry, offset: int, length: int) -> Buffer:
         """Return a part of an entry's body. Raises OSError if the entry was released."""
-        return b"" if entry.place is None else self.store.read(entry.place, offset, length)
+        if entry.place is None:
+            return b""
+        if length > INLINE:
+            return self.store.read(entry.place, offset, length)
+        read, at, part = self._last_read
+        if read is not entry or (at, len(part)) != (offset, length):
+            part = self.store.read(entry.place, offset, length)
+            self._last_read = entry, offset, part
+        return part
 
     def map(self, entry: JournalEntry) -> Tensor | None:
         """Return an entry's body, uint8 [size], which may be modified; None if it is empty. Raises OSError."""
