@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.errors import Deadlock
 from p2pfl.messaging.endpoint import Endpoint
-from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.tensors import Tensors
 
@@ -46,7 +49,7 @@ class LocalHub:
         ordinary: bool | None = None
         for receiver in map(self.endpoints.__getitem__, to):
             plan = receiver.check(entry.header)
-            body = stored.clone() if stored is not None and entry.size < MAPPED else journal.map(entry)
+            body = None if stored is None else _copy(stored, entry, journal)
             if ordinary is None:
                 ordinary = plan.is_ordinary(stored)
             message = plan.message(entry.id.t, sender, body, ordinary=ordinary)
@@ -112,6 +115,14 @@ class LocalHub:
         """End the waits of this process's peers with an error."""
         for peer in self.local:
             self.endpoints[peer].fail(error)
+
+
+def _copy(stored: Tensor, entry: JournalEntry, journal: Journal) -> Tensor | None:
+    """Return a copy of an entry's body, which takes no memory if it is large."""
+    if entry.size >= MAPPED:
+        with suppress(OSError):  # no descriptor is left, or no mapping
+            return journal.map(entry)
+    return stored.clone()
 
 
 class LocalLink(Link):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.session.body_files import FileStore
@@ -67,3 +70,25 @@ def test_every_receiver_drops_a_body_that_has_diverged(value: float) -> None:
         endpoints = joined(LocalHub(), 3, files, None)
         assert asyncio.run(exchange(*endpoints)) == [[], []]
         assert [endpoint.missing for endpoint in endpoints] == [{}, {"Numbers": [0]}, {"Numbers": [0]}]
+
+
+def test_without_descriptors_left_a_receiver_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, mapped = torch.arange(MAPPED // 4, dtype=torch.float32), Journal.map
+
+    def fail_after_the_first(journal: Journal, entry: JournalEntry) -> Tensor | None:
+        monkeypatch.setattr(Journal, "map", out_of_descriptors)
+        return mapped(journal, entry)
+
+    def out_of_descriptors(journal: Journal, entry: JournalEntry) -> Tensor | None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def exchange(sender: Endpoint, *receivers: Endpoint) -> list[Body]:
+        monkeypatch.setattr(Journal, "map", fail_after_the_first)
+        await sender.send([receiver.me for receiver in receivers], Numbers(sent))
+        return [(await receiver.take("Numbers", [sender.me], 0))[sender.me].body for receiver in receivers]
+
+    with ExitStack() as files:
+        endpoints = joined(LocalHub(), MAPPED // 4, files, None)
+        for body in asyncio.run(exchange(*endpoints)):
+            assert isinstance(body, Numbers)
+            assert torch.equal(body.values, sent)
