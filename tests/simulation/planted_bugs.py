@@ -15,9 +15,9 @@ from p2pfl.messaging.control import BEFORE, Entry, Id
 from p2pfl.messaging.directions import Begin, Directions
 from p2pfl.messaging.edge import Reader, Writer
 from p2pfl.messaging.endpoint import Endpoint
-from p2pfl.messaging.journal import Journal
+from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.mailbox import Mailbox
-from p2pfl.messaging.wire import Message
+from p2pfl.messaging.wire import Buffer, Message
 from p2pfl.session.saving import Saver
 from peers.connection import Connection
 from peers.zmq_link import ZmqLink
@@ -149,6 +149,14 @@ def _leak_window(pending: Method) -> Method:
     return lambda self: self._delivered
 
 
+def _send_the_last_body_again(read: Method) -> Method:
+    def planted(self: Journal, entry: JournalEntry, offset: int, length: int) -> Buffer:
+        _, at, part = self._last_read
+        return part if length and (at, len(part)) == (offset, length) else read(self, entry, offset, length)
+
+    return planted
+
+
 PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "duplicates": PlantedBug(
         "a reader takes what it has, and what old epochs repeat", Reader, "entry", _take_duplicates
@@ -169,6 +177,7 @@ PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "journal-not-saved": PlantedBug("checkpoints lack the journal", Journal, "state_dict", _save_no_journal),
     "drop-early": PlantedBug("one round too many is dropped", Journal, "drop", _drop_too_much),
     "renumbered": PlantedBug("a repeated round gets other numbers", Journal, "begin", _number_anew),
+    "stale-body": PlantedBug("a body of the same size is sent again", Journal, "read", _send_the_last_body_again),
     "window-leak": PlantedBug("the window never opens again", Connection, "pending", _leak_window),
     "statements-missed": PlantedBug(
         "some statements of sources are ignored", Directions, "state", _miss_some_statements
