@@ -109,7 +109,7 @@ def gate(tmp_path: Path) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-CHANGES: dict[str, Any] = {"peers": 2, "rounds": 5}
+CHANGES: dict[str, Any] = {"peers": 2, "rounds": 5, "checkpoint_every": 1}
 
 
 @pytest.fixture
