@@ -26,7 +26,7 @@ from benchmarks.bench import procfs
 from benchmarks.bench.procfs import Memory
 from p2pfl.session import metrics
 
-RESERVE = 2 << 30
+RESERVE = 1 << 30
 """Bytes of memory that must stay available; a run that leaves less is killed, before the kernel kills something."""
 PSS_INTERVAL = 0.5
 POLL_INTERVAL = 0.25
