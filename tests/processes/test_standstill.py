@@ -64,7 +64,7 @@ def test_pausing_a_peer_until_its_connections_are_lost_changes_nothing(
 def test_peer_paused_beyond_give_up_rejoins_in_its_neighbors_round(
     make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    run = make_run(rounds=ENDLESS, graph="ring", chaos=SLOW, transport={"give_up": 1})
+    run = make_run(rounds=ENDLESS, graph="ring", chaos=SLOW, transport={"give_up": 1}, checkpoint_every=1)
     folder = prepare(tmp_path / "run", run)
     pids = altered_warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) >= 2 for peer in pids))
