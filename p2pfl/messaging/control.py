@@ -11,7 +11,7 @@
     type     = uint8                                             position in ``TYPES``
     number   = uint64 little-endian                              each field of the class below that is not a text; an
                                                                  Id is two: its round plus 1, and its number
-    text     = uint16 little-endian, so many bytes of UTF-8      each field that is one
+    text     = uint16 little-endian length, then UTF-8           each text field of the class
 
 A message with another form, version or run raises WireError. Numbers are 0 to 2^53 - 1.
 """
@@ -233,7 +233,7 @@ def unpack(
 
 
 def _read(form: _Form, numbers: Iterator[int], rest: memoryview) -> tuple[Control, memoryview]:
-    """Return what an envelope says, and what follows its texts."""
+    """Decode the fields of an envelope, and return them with the rest of the frame."""
     values: list[Any] = []
     for what in form.kinds:
         if what is Id:

@@ -173,7 +173,7 @@ class Plan:
         return Message(body, t, sender, self, self._what_diverged(tensors, sender))
 
     def is_ordinary(self, buffer: Tensor | None) -> bool:
-        """Return whether one look at all numbers of a body shows that none has diverged, whoever receives it."""
+        """Return whether a single check of the whole body finds no diverged value; the same for every receiver."""
         if buffer is None or self._dtype is None:
             return False
         return self._plain_is_finite and not has_diverged(buffer.view(self._dtype))
