@@ -34,6 +34,8 @@ from peers.limited_log import LimitedLog
 
 HANDSHAKE_TIMEOUT = 10.0
 """Maximum seconds of a handshake."""
+STOP_TIMEOUT = 10
+"""Maximum seconds for libzmq to close the listening socket."""
 DOMAIN = b"p2pfl"
 COUNT_INTERVAL = 1.0
 """Seconds between two checks of how many bytes each connection has received."""
@@ -114,9 +116,10 @@ class ConnectionGuard:
         # message, and then fails to close the connection. It stays open and unread, and closing it later may abort
         # the process with a failed assertion.
         self.monitor = router.get_monitor_socket(
-            zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            zmq.EVENT_LISTENING | zmq.EVENT_CLOSED | zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED
+            | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         )  # fmt: skip
+        self._router = router
         self.connections: dict[int, _Connection] = {}
         """By file descriptor."""
         self._max_connections = max_connections
@@ -243,6 +246,17 @@ class ConnectionGuard:
         if ignore:
             text = f"connection limit reached connections={self._max_connections}: dropping new ones until some close"
             log.warning("connection limits", text)
+
+    def stop_listening(self, address: str) -> None:
+        """Have the ROUTER accept no more connections, and read the monitor until it has closed its listening socket.
+
+        Without this, while clients keep connecting, libzmq waits for room for the next event, for which nobody makes
+        room any more, and whoever disables the monitor waits for libzmq.
+        """
+        self._router.unbind(address)
+        while self.monitor.poll(STOP_TIMEOUT * 1000):
+            if recv_monitor_message(self.monitor)["event"] == zmq.EVENT_CLOSED:
+                return
 
     def close(self) -> None:
         if self._listener is not None:

@@ -199,6 +199,7 @@ class ZmqRouter:
 
     def close(self) -> None:
         self._shared.poller.register(self.guard.monitor, 0)  # unregister
+        self.guard.stop_listening(self.bound)
         self._shared.close(self.socket)
         self.guard.close()
 

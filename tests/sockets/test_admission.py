@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import multiprocessing
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,25 @@ async def test_many_messages_do_not_count_as_an_oversized_one(sockets: Any, monk
         assert await round_of(zero, t).gather(Word) == {1: Word(text)}
     (connection,) = zero.link.world._router.guard.connections.values()
     assert connection.bytes_read > 200 * 100_000
+
+
+def flood(address: tuple[str, int]) -> None:
+    """Connect and disconnect until no more connections are accepted."""
+    for _ in range(1 << 14):
+        socket.create_connection(address, timeout=0.2).close()
+
+
+def test_closes_while_clients_connect_and_nobody_reads_the_events() -> None:
+    def close() -> None:
+        context = zmq_sockets.SocketContext(0, (1,), None, None, time.monotonic)  # type: ignore[arg-type]
+        router = zmq_sockets.ZmqRouter(context, "127.0.0.1", "tcp://127.0.0.1:*")
+        with pytest.raises(TimeoutError):  # libzmq waits until there is room for its events
+            flood(port_of(router.bound))
+        router.close()
+        context.destroy()
+
+    process = multiprocessing.get_context("fork").Process(target=close)  # libzmq would block every thread
+    process.start()
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 0
