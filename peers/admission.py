@@ -28,8 +28,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from p2pfl import PeerId
+from p2pfl.public_keys import short
 from p2pfl.run_folder.key_files import Keys
-from p2pfl.run_folder.public_keys import short
 from peers.limited_log import LimitedLog
 
 HANDSHAKE_TIMEOUT = 10.0

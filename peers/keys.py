@@ -16,8 +16,8 @@ from zmq.utils import z85
 
 from p2pfl import PeerId
 from p2pfl.errors import KeysError
+from p2pfl.public_keys import short
 from p2pfl.run_folder.key_files import Keys, private_file, write_new, write_per_peer
-from p2pfl.run_folder.public_keys import short
 
 
 def new_pair() -> tuple[bytes, bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from p2pfl import PeerId
+from p2pfl import PeerId, public_keys
 from p2pfl.aggregation import Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.graphs import Graph, TimeVaryingGraph
@@ -20,7 +20,6 @@ from p2pfl.options import Loc, OptionProblem, Options, unknown
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.schema import RunFile
-from p2pfl.run_folder import public_keys
 
 
 def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator[OptionProblem]:

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from p2pfl import PeerId
 from p2pfl.errors import KeysError, WriteError
+from p2pfl.public_keys import decode, format_lines, parse
 from p2pfl.run_folder.files import write_atomically
-from p2pfl.run_folder.public_keys import decode, format_lines, parse
 
 PUBLIC = "public.yaml"
 
