@@ -55,6 +55,17 @@ class Rule(Options):
     weighted: ClassVar[bool] = True
     """Whether the result depends on the weights: methods that learn weights refuse rules that ignore them."""
 
+    def tolerates(self, n: int) -> int:
+        """Return the largest number of attackers among ``n`` contributions that the rule can be set to withstand.
+
+        So many, if the rule is set to them, cannot move the result arbitrarily far, nor to infinity or NaN. Default:
+        0, as for the mean and for whatever follows its contributions one by one.
+
+        Args:
+            n: the peer's own contribution included, which is honest.
+        """
+        return 0
+
     def transform(self, given: Contributions) -> Contributions:
         """Return the contributions clipped, selected or weighted anew. Default: as they are."""
         return given

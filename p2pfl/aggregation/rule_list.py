@@ -49,6 +49,13 @@ class RuleList(Rule):
     def weighted(self) -> bool:  # type: ignore[override]
         return all(member.weighted for _, member in self.members)
 
+    def tolerates(self, n: int) -> int:
+        """Return what the last rule tolerates: it combines. If it only transforms, the mean follows: then any rule
+        that clips or selects decides, the most tolerant one."""
+        _, last = self.members[-1]
+        deciding = [last] if type(last).combine is not Rule.combine else [member for _, member in self.members]
+        return max(member.tolerates(n) for member in deciding)
+
     def transform(self, given: Contributions) -> Contributions:
         state = given.state
         for n, (_, member) in enumerate(self.members):
