@@ -14,7 +14,6 @@ from launcher import formatting
 from launcher.facts.host_state import HostState
 from launcher.facts.processes import find_process, is_alive, outcome
 from launcher.facts.registration import find_launcher
-from launcher.facts.summary import settings
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder, Status
 
@@ -88,7 +87,7 @@ class RunStatus:
     @classmethod
     def take(cls, folder: RunFolder) -> RunStatus:
         """Look at all peers. Raises RunFolderError if run.yaml or run.json is unusable."""
-        run, starting = settings(folder), find_launcher(folder) is not None
+        run, starting = folder.settings, find_launcher(folder) is not None
         resuming = starting and not any(find_process(folder, files.peer) for files in folder.peers())
         peers = [_peer_line(folder, files, starting, resuming) for files in folder.peers()]
         # Without a launcher, the peers on other hosts are as they were at the last look.

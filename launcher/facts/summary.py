@@ -44,8 +44,6 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from launcher import formatting
 from launcher.facts.processes import RUNNING, is_alive, outcome
 from p2pfl import PeerId
@@ -189,17 +187,6 @@ class Summary:
         return plain
 
 
-def settings(folder: RunFolder) -> dict[str, Any]:
-    """Return the run file as plain, unchecked values, without importing torch. Raises RunFolderError."""
-    try:
-        plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise RunFolderError(f"{folder.run_file}: cannot be read: {error}") from None
-    if not isinstance(plain, dict):
-        raise RunFolderError(f"{folder.run_file}: not a YAML mapping")
-    return plain
-
-
 def measured_seconds(folder: RunFolder) -> float | None:
     """Return the duration in summary.json; None if no launcher has measured one."""
     seconds: float | None = (read_json(folder.summary) or {}).get("seconds")
@@ -275,7 +262,7 @@ def _with_running(folder: RunFolder, summary: Summary, *ended: str) -> Summary:
 def _summary(
     folder: RunFolder, exit_codes: Mapping[PeerId, int], seconds: float | None, errors: Mapping[PeerId, str]
 ) -> Summary:
-    run = settings(folder)
+    run = folder.settings
     peer_folders = list(folder.peers())
     found = {files: files.result() for files in peer_folders}
     results = [result for result in found.values() if result is not None]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.facts.logs import has_ended
-from launcher.facts.summary import settings
 from launcher.formatting.flat import flatten
 from launcher.tracking.follow import Means
 from launcher.tracking.processes import TRACKED
@@ -40,7 +39,7 @@ NICE = 10
 def main(root: Path, entry: Mapping[str, Any]) -> None:
     """Pass the records of a run on until it ends."""
     folder = RunFolder.open(root)
-    run = settings(folder)
+    run = folder.settings
     set_title(f"p2pfl tracker {entry['name']} {folder.root}")
     os.nice(NICE)
     peers = [files.peer for files in folder.peers()]

@@ -11,7 +11,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.facts.summary import settings
 from launcher.ui.app import LiveView, Poll
 from launcher.ui.state import RunState
 from p2pfl.process_title import set_title
@@ -37,7 +36,7 @@ def show(folder: RunFolder, poll: Poll | None = None, launcher: int | None = Non
     os.nice(NICE)
     make_legible(one_column=True)
     set_title(f"p2pfl ui {folder.root}")
-    run = settings(folder)
+    run = folder.settings
     state = RunState(folder, run["rounds"])
     name = f"{run['name']} ({run['algorithm']['name']})"
     LiveView(state, name, poll, None if launcher is None else interrupt).run(mouse=False)

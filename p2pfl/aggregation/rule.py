@@ -38,8 +38,8 @@ class Contributions:
     state: dict[str, Any] = field(default_factory=dict)
     """What the rule keeps from round to round, in checkpoints too: tensors and plain values. Initially empty."""
     taken: dict[PeerId, float] = field(default_factory=dict)
-    """For the records, senders whose tensors are not taken as they are: the factor by which a rule clips them, or 0 if
-    ``combine`` leaves them out. Those that ``transform`` leaves out need not be noted. All that is made from these
+    """For the records, senders whose tensors are not taken as they are: the factor by which a rule clips them, or 0
+    if ``combine`` leaves them out. Those that ``transform`` leaves out need not be noted. All that is made from these
     contributions shares it."""
 
     def only(self, senders: Collection[PeerId]) -> Contributions:
