@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.aggregation.distances import Distances
 from p2pfl.aggregation.mean import Mean
 from p2pfl.aggregation.rule import Contributions, Rule
 from p2pfl.messaging.schema import Body
@@ -19,15 +20,20 @@ class Aggregator:
 
     Not in ``Net.allreduce``, whose sums are formed on the way along a tree: no peer sees what the others have sent.
 
+    Args:
+        measures: measure for the records how far what neighbors send is from the peer's own, and what is taken of it.
+
     Attributes:
         t: the current round.
+        distances: those of the current round; None if they are not measured.
     """
 
-    def __init__(self, rule: Rule, me: PeerId, rounds: int) -> None:
+    def __init__(self, rule: Rule, me: PeerId, rounds: int, *, measures: bool = False) -> None:
         self.rule = rule
         self.me = me
         self.rounds = rounds
         self.t = 0
+        self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
         """What the rule keeps, by what it combines."""
 
@@ -82,7 +88,14 @@ class Aggregator:
         key = f"{kind.kind()} {of}"
         state = self._states.get(key, {})
         given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state)
-        combined = self.rule.combine(self.rule.transform(given), out, step)
+        if self.distances is not None and own is not None:
+            self.distances.measure(given.kind, tensors, self.me, own)
+        transformed = self.rule.transform(given)
+        combined = self.rule.combine(transformed, out, step)
+        if self.distances is not None:
+            left = transformed.tensors.keys()
+            taken = {j: given.taken.get(j, 1.0) if j in left else 0.0 for j in tensors}
+            self.distances.note(given.kind, taken, sum(x.numel() for x in combined.values()))
         if state:
             self._states[key] = state
         return combined
@@ -96,15 +109,19 @@ class Aggregator:
             rows: (number of the row, sender, float [d], weight), with any scale of the weights; not if that is 0.
             out: float [K, d]; receives the rows, and keeps its values in rows that no sender has.
         """
-        found: dict[int, dict[PeerId, tuple[Tensor, float]]] = {}
-        for k, sender, row, weight in rows:
-            if weight > 0:
-                found.setdefault(k, {})[sender] = row, weight
-        for k in sorted(found):
-            tensors = {j: {"row": row.to(out.device)} for j, (row, _) in sorted(found[k].items())}
-            weights = fractions({j: weight for j, (_, weight) in found[k].items()})
+        for k, found in _by_row(rows).items():
+            tensors = {j: {"row": row.to(out.device)} for j, (row, _) in found.items()}
+            weights = fractions({j: weight for j, (_, weight) in found.items()})
             out[k] = self.combine_tensors(kind, tensors, weights, of=f"row {k}")["row"]
         return out
+
+    def measure_rows(self, kind: type[Body], rows: Iterable[tuple[int, PeerId, Tensor, float]]) -> None:
+        """Measure the distances of rows that a method combines by its paper's formula for the mean."""
+        if self.distances is not None:
+            for found in _by_row(rows).values():
+                if self.me in found:
+                    tensors = {j: {"row": row} for j, (row, _) in found.items()}
+                    self.distances.measure(kind.kind(), tensors, self.me, tensors[self.me])
 
     # ---- state
 
@@ -114,3 +131,14 @@ class Aggregator:
 
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         self._states = dict(state)
+
+
+def _by_row(
+    rows: Iterable[tuple[int, PeerId, Tensor, float]],
+) -> dict[int, dict[PeerId, tuple[Tensor, float]]]:
+    """Return row and weight by number of the row and sender, both ascending, of those with a weight."""
+    found: dict[int, dict[PeerId, tuple[Tensor, float]]] = {}
+    for k, sender, row, weight in rows:
+        if weight > 0:
+            found.setdefault(k, {})[sender] = row, weight
+    return {k: dict(sorted(found[k].items())) for k in sorted(found)}

@@ -107,7 +107,9 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
-        self.aggregation = Aggregator(context.aggregation, context.me, context.rounds)
+        self.aggregation = Aggregator(
+            context.aggregation, context.me, context.rounds, measures=context.measures_distances
+        )
         """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()
         """What ``layouts`` has returned."""
