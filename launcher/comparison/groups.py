@@ -113,6 +113,15 @@ class RunGroup:
         return dict(sorted(mean_by_seed((member.seed, member.accuracy) for member in self.counted).items()))
 
 
+def without_attackers(members: Iterable[ComparedRun]) -> str:
+    """Say that the figures are of honest peers; empty if no peer of any run attacks."""
+    counts = sorted({len(member.summary.attacks) for member in members})
+    if not any(counts):
+        return ""
+    attackers = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"Accuracies and metrics are of honest peers; attackers are left out, {attackers} of a run."
+
+
 def common_mask(members: Sequence[ComparedRun], remedy: str) -> bool:
     """Return whether the accuracies of all runs count the scores of local classes only.
 

@@ -11,6 +11,7 @@ from launcher.facts.processes import NOT_COLLECTED, UNFINISHED, UNKNOWN, is_aliv
 from launcher.facts.registration import find_launcher
 from launcher.facts.snapshot import Snapshot
 from p2pfl.errors import P2pflError, RunFolderError
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import is_file
 from p2pfl.run_folder.folder import RunFolder, is_run
 
@@ -80,7 +81,7 @@ def _line(entry: Path) -> RunLine:
 def _readable_line(folder: RunFolder, path: str) -> RunLine:
     run = folder.settings
     peers = [files.peer for files in folder.peers()]  # only one, if that peer was started by hand
-    snapshot = Snapshot.take(folder, peers, run["rounds"])
+    snapshot = Snapshot.take(folder, peers, run["rounds"], attackers=attacks(run))
     alive = sum(is_alive(folder, status.peer) for status in snapshot.statuses)
     info = folder.info
     return RunLine(

@@ -92,11 +92,11 @@ def _same_peers(a: RunGroup, b: RunGroup) -> bool:
 
 
 def _by_peer(of: RunGroup) -> dict[tuple[int, int], float]:
-    """Return the final accuracy by seed and peer."""
+    """Return the final accuracy by seed and honest peer."""
     return {
         (member.seed, peer.peer): peer.accuracy
         for member in of.counted
-        for peer in member.summary.peers
+        for peer in member.summary.honest
         if peer.accuracy is not None
     }
 

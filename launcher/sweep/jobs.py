@@ -29,6 +29,7 @@ from launcher.facts.sweep_folder import ELSEWHERE, SweepFolder, has_peers, peers
 from launcher.sweep import memory
 from p2pfl.errors import P2pflError, WriteError
 from p2pfl.file_locks import lock
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import write_errors
 
 FIRST_SAMPLE = 0.5
@@ -122,7 +123,7 @@ class Job:
             return None
         with suppress(P2pflError, KeyError):
             run = self._run.settings
-            return Snapshot.take(self._run, range(run["peers"]), run["rounds"])
+            return Snapshot.take(self._run, range(run["peers"]), run["rounds"], attackers=attacks(run))
         return None
 
     def measure(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.ui.app import LiveView, Poll
 from launcher.ui.state import RunState
 from p2pfl.process_title import set_title
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import make_legible
 
@@ -37,7 +38,7 @@ def show(folder: RunFolder, poll: Poll | None = None, launcher: int | None = Non
     make_legible(one_column=True)
     set_title(f"p2pfl ui {folder.root}")
     run = folder.settings
-    state = RunState(folder, run["rounds"])
+    state = RunState(folder, run["rounds"], attacks(run))
     name = f"{run['name']} ({run['algorithm']['name']})"
     LiveView(state, name, poll, None if launcher is None else interrupt).run(mouse=False)
 

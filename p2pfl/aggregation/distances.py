@@ -71,4 +71,5 @@ def _add(sums: dict[Key, Tensor], key: Key, more: Tensor) -> None:
 
 def _square(x: Tensor, where: Tensor) -> Tensor:
     """Return the sum of the squares of some values of x, a float64 scalar."""
-    return torch.linalg.vector_norm(x.where(where, 0.0), dtype=torch.float64).square()
+    norm: Tensor = torch.linalg.vector_norm(x.where(where, 0.0), dtype=torch.float64)
+    return norm.square()

@@ -111,6 +111,13 @@ class Record:
         return {name: value for name, value in row if name not in ("peer", "t") and number(value) is not None}
 
 
+def rows(found: Iterable[Record], attacks: Mapping[PeerId, str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of records: if peers attack, each with its peer's ``attack``, "" of an honest one."""
+    for record in found:
+        row = record.row()
+        yield {"peer": row.pop("peer"), "attack": attacks.get(record.peer, ""), **row} if attacks else row
+
+
 def parse(found: Iterable[dict[str, Any]]) -> Iterator[Record]:
     """Yield the records among JSON objects."""
     for plain in found:
