@@ -24,7 +24,8 @@
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null,
-     "attackers": {"attacks": {"3": "sign-flip"}, "accuracy": {…} | null, "weight": 0.01 | null}}   if peers attack
+     "attackers": {"attacks": {"3": "sign-flip"}, "accuracy": {…} | null,       if peers attack
+                   "weight": 0.01 | null, "honest_weight": 0.05 | null}}
 
 (*) For a resumed run: the sum over its parts, at least the time of the slowest peer, since launchers that were killed
 did not record theirs.
@@ -37,7 +38,7 @@ groups; null if there is no such pair.
 
 If peers attack (p2pfl/run_folder/attackers.py), all means and what else describes several peers' results are of
 honest peers; only ``cost``, ``traffic`` and ``collaboration.weights`` are of all. ``attackers`` has the attack of
-each attacker, the accuracy of their models, and the mean weight that honest peers give to them.
+each attacker, the accuracy of their models, and the mean weights that honest peers give to them and to each other.
 """
 
 from __future__ import annotations
@@ -124,12 +125,14 @@ class Attackers:
     """The peers that attack: the name of each one's attack, the accuracy of their models, honest peers' trust.
 
     Attributes:
-        weight: mean weight over pairs of an honest peer and an attacker; None if the method has no mixing weights.
+        weight, honest_weight: mean weights that an honest peer gives to an attacker, and to another honest peer; None
+            without such pairs, or if the method has no mixing weights.
     """
 
     attacks: dict[PeerId, str]
     accuracy: Spread | None
     weight: float | None
+    honest_weight: float | None
 
     @classmethod
     def of(
@@ -141,12 +144,14 @@ class Attackers:
         """Describe the attackers, given the accuracies of all peers; None if nobody attacks."""
         if not attacks:
             return None
-        given: list[float] = []
+        given: dict[bool, list[float]] = {True: [], False: []}
         if collaboration is not None:
-            for peer, row in zip(collaboration.peers, collaboration.weights, strict=True):
-                if peer not in attacks:
-                    given += [w for j, w in zip(collaboration.peers, row, strict=True) if j in attacks]
-        return cls(attacks, Spread.of(map(accuracies.get, attacks)), fmean(given) if given else None)
+            for i, row in zip(collaboration.peers, collaboration.weights, strict=True):
+                for j, weight in zip(collaboration.peers, row, strict=True):
+                    if i not in attacks and i != j:
+                        given[j in attacks].append(weight)
+        weight, honest_weight = (fmean(given[of]) if given[of] else None for of in (True, False))
+        return cls(attacks, Spread.of(map(accuracies.get, attacks)), weight, honest_weight)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> ReportedRun:
         RunFolderError: the run file, run.json or a result cannot be read.
     """
     summary = read_summary(folder)
-    recorded = history.read(records.read(folder))
+    recorded = history.read(records.read(folder), summary.attacks)
     logged = event_log.read(folder)
     skipped = Learned(absent=dict.fromkeys(("partition", "confusion", "points"), SKIPPED))
     found = learned.read(folder) if models else skipped

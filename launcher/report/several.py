@@ -59,7 +59,10 @@ def curve(of: RunGroup) -> list[dict[str, Any]]:
     Runs of which no peer has finished are left out, unless there are no others.
     """
     by_round: dict[float, list[dict[str, float]]] = {}
-    curves = {id(member): history.means(history.read(records.read(member.folder))) for member in of.members}
+    curves = {
+        id(member): history.means(history.read(records.read(member.folder), member.summary.attacks))
+        for member in of.members
+    }
     members = of.counted or [member for member in of.members if curves[id(member)]]
     for member in members:
         for row in curves[id(member)]:

@@ -97,8 +97,14 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
 def _attackers_line(attackers: Attackers) -> str:
     """Say who attacks, and what is known of these peers apart from the figures of the honest ones."""
     accuracy = "" if attackers.accuracy is None else f", accuracy {formatting.percent(attackers.accuracy.mean)} %"
-    weight = "" if attackers.weight is None else f", mean weight {attackers.weight:.4f} at honest peers"
-    return f"attackers, not in these figures: {attackers_text(attackers.attacks)}{accuracy}{weight}"
+    return f"attackers, not in these figures: {attackers_text(attackers.attacks)}{accuracy}{trust_text(attackers)}"
+
+
+def trust_text(attackers: Attackers) -> str:
+    """Say what weights honest peers give, after a comma; empty if the method has none."""
+    if attackers.weight is None or attackers.honest_weight is None:
+        return ""
+    return f", weight {attackers.weight:.4f} from an honest peer, which gives {attackers.honest_weight:.4f} to an honest one"
 
 
 def attackers_text(attacks: Mapping[PeerId, str]) -> str:
