@@ -31,11 +31,14 @@ class Expecting(Rule):
         """Return f for ``n`` contributions."""
         return min((n - 1) // 3 if self.f == "auto" else self.f, self.tolerates(n))
 
+    def assumed(self, n: int) -> dict[str, int]:
+        return {"f": self.expected(n)} if self.f == "auto" else {}
+
     def refusal(self, n: int) -> str | None:
         if self.f == "auto" or self.f <= (most := self.tolerates(n)):
             return None
         least = next(more for more in count(n) if self.tolerates(more) >= self.f)
         return (
-            f"it tolerates {most} attacker{'' if most == 1 else 's'} among {n} contributions, not f = {self.f}; set f "
-            f"to auto or to {most} at most, or give the peer {least - 1} neighbors"
+            f"tolerates {most} attacker{'' if most == 1 else 's'} among {n} contributions, not f = {self.f}; set f to "
+            f"auto or to {most} at most, or give the peer {least - 1} neighbors"
         )

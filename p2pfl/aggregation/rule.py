@@ -68,8 +68,13 @@ class Rule(Options):
         """
         return 0
 
+    def assumed(self, n: int) -> dict[str, int]:
+        """Return the parameters that follow from the number of contributions, for the log. Default: none do."""
+        return {}
+
     def refusal(self, n: int) -> str | None:
-        """Return why the rule cannot do what its parameters ask for with ``n`` contributions at most; else None."""
+        """Return why the rule cannot do what its parameters ask for with ``n`` contributions, without a subject, and
+        what to do; None if it can."""
         return None
 
     def transform(self, given: Contributions) -> Contributions:

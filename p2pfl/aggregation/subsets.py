@@ -42,7 +42,7 @@ class TightestSubset(Expecting):
         if (subsets := math.comb(n, f)) <= MOST_SUBSETS:
             return super().refusal(n)
         return (
-            f"it looks at C({n}, {f}) = {subsets:,} subsets of {n} contributions, {f} attackers among them; "
+            f"looks at C({n}, {f}) = {subsets:,} subsets of {n} contributions, {f} attackers among them; "
             f"{MOST_SUBSETS:,} is the most: lower f, remove edges, or choose another rule, e.g. caf"
         )
 
