@@ -48,6 +48,11 @@ class Contributions:
         weights = {j: self.weights[j] for j in chosen}
         return replace(self, tensors=chosen, weights=fractions(weights if any(weights.values()) else equal(chosen)))
 
+    def equally(self, senders: Collection[PeerId]) -> Contributions:
+        """Return the contributions of some senders with equal weights: a weight may be what an attacker claims."""
+        chosen = {j: tensors for j, tensors in self.tensors.items() if j in senders}
+        return replace(self, tensors=chosen, weights=equal(chosen))
+
 
 class Rule(Options):
     """Base of all rules, and the weighted mean. The fields of a subclass are its parameters."""
@@ -58,13 +63,23 @@ class Rule(Options):
     def tolerates(self, n: int) -> int:
         """Return the largest number of attackers among ``n`` contributions that the rule can be set to withstand.
 
-        So many, if the rule is set to them, cannot move the result arbitrarily far, nor to infinity or NaN. Default:
-        0, as for the mean and for whatever follows its contributions one by one.
+        Set to it, so many attackers cannot move the result arbitrarily far, nor to infinity or NaN: its breakdown
+        point, but never half of the contributions, nor more than the proof of its paper covers. Default: 0, as one
+        attacker can move the mean anywhere.
 
         Args:
             n: the peer's own contribution included, which is honest.
         """
         return 0
+
+    def assumed(self, n: int) -> dict[str, int]:
+        """Return the parameters that follow from the number of contributions, for the log. Default: none do."""
+        return {}
+
+    def refusal(self, n: int) -> str | None:
+        """Return why the rule cannot do what its parameters ask for with ``n`` contributions, without a subject, and
+        what to do; None if it can."""
+        return None
 
     def transform(self, given: Contributions) -> Contributions:
         """Return the contributions clipped, selected or weighted anew. Default: as they are."""

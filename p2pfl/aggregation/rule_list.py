@@ -56,6 +56,13 @@ class RuleList(Rule):
         deciding = [last] if type(last).combine is not Rule.combine else [member for _, member in self.members]
         return max(member.tolerates(n) for member in deciding)
 
+    def assumed(self, n: int) -> dict[str, int]:
+        return {f"{name}.{key}": value for name, rule in self.members for key, value in rule.assumed(n).items()}
+
+    def refusal(self, n: int) -> str | None:
+        found = ((name, member.refusal(n)) for name, member in self.members)
+        return next((f"{name!r} {text}" for name, text in found if text is not None), None)
+
     def transform(self, given: Contributions) -> Contributions:
         state = given.state
         for n, (_, member) in enumerate(self.members):

@@ -9,11 +9,12 @@ from typing import Any
 from p2pfl import PeerId, public_keys
 from p2pfl.aggregation import Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.graphs import Graph, TimeVaryingGraph
+from p2pfl.graphs import Graph, Schedule, TimeVaryingGraph
 from p2pfl.learning.gradients import GradientRule
 from p2pfl.learning.metrics import METRICS
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.trainer import Trainer
+from p2pfl.messaging.topology import Topology
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.options import Loc, OptionProblem, Options, unknown
@@ -170,6 +171,27 @@ def check_graph(file: RunFile, method: type[Algorithm[Any]], graph: Graph) -> It
             f"{name!r} have one; choose an undirected graph, or a method such as dpsgd"
         )
         yield OptionProblem(("graph",), text)
+
+
+def check_degrees(
+    file: RunFile, rule: Rule, topology: Topology, schedule: Schedule | None
+) -> Iterator[OptionProblem]:
+    """Each peer must get enough contributions in some round, and never too many, for its rule's parameters."""
+    most = [len(sources) for sources in topology.sources]
+    if not any(rule.refusal(1 + n) for n in range(1, 1 + max(most))):
+        return
+    if schedule is not None:
+        period = min(schedule.period or file.rounds, file.rounds)
+        most = [max(map(len, each)) for each in zip(*(schedule(t).sources for t in range(period)), strict=True)]
+    refusals = {peer: rule.refusal(1 + n) for peer, n in enumerate(most) if n > 0}  # without neighbors: nothing to do
+    refused = {peer: text for peer, text in refusals.items() if text is not None}
+    if refused:
+        peer, text = next(iter(refused.items()))
+        subject = "" if isinstance(rule, RuleList) else f"{file.aggregation.name!r} "
+        neighbors = f"{most[peer]} neighbor{'' if most[peer] == 1 else 's'}{'' if schedule is None else ' at most'}"
+        others = f" ({len(refused)} peers have this problem)" if len(refused) > 1 else ""
+        text = f"peer {peer} has {neighbors}{others}: {subject}{text}"
+        yield OptionProblem(("aggregation",), text)
 
 
 def _check_models(file: RunFile, method: type[Algorithm[Any]]) -> Iterator[OptionProblem]:

@@ -182,6 +182,7 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
+            self._log_assumed()
             self._began = perf_counter()
             self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)
@@ -206,6 +207,14 @@ class Session:
             if self.stopping:
                 raise Stopped from None
             raise
+
+    def _log_assumed(self) -> None:
+        """Log what the aggregation rule assumes of the contributions of the next round, the peer's own included."""
+        t = min(self.rounds_done, self.settings.rounds - 1)
+        n = 1 + len(self.endpoint.neighborhood.topology_at(t).sources[self.me])
+        if assumed := self.algorithm.aggregation.rule.assumed(n):
+            values = " ".join(f"{key}={value}" for key, value in assumed.items())
+            self.log.info("aggregation t=%d contributions=%d %s", t, n, values)
 
     async def _finish_saving(self, *, final: bool) -> None:
         self.slot.release()
