@@ -182,21 +182,30 @@ def loss(k: int, term: str, *, points: bool, attackers: bool) -> Chart:
     )
 
 
-def neighbors(kinds: Sequence[str], senders: Sequence[str], *, selects: bool) -> Chart:
-    """How far what neighbors send is from a peer's own, and how much of it is taken if the rule ``selects``."""
+def neighbors(
+    kinds: Sequence[str], senders: Sequence[str], limits: tuple[float, float], *, selects: bool, points: bool
+) -> Chart:
+    """How far what neighbors send is from a peer's own, and how much of it is taken if the rule ``selects``.
+
+    Args:
+        limits: of the distances that are shown, above 0.
+    """
     x = X_AXES["rounds"]
-    color = nominal("of", title=None, legend={"orient": "top"}, scale={"domain": list(senders)})
+    legend = {"orient": "top", "symbolType": "stroke", "symbolOpacity": 1}
+    color = nominal("of", title=None, legend=legend, scale={"domain": list(senders)})
     fraction = quantitative("taken", title="taken by the rule", axis={"format": ".0%"}, scale={"domain": [0, 1]})
-    log = {"type": "log"}
+    scale = {"type": "log", "domain": list(limits), "clamp": True}
     variants: dict[str, Spec] = {}
     for kind in kinds:
         of_kind = {"data": {"name": "neighbors"}, "transform": [{"filter": {"field": "kind", "equal": kind}}]}
-        low, high = quantitative("low", title="relative distance", scale=log), {"field": "high"}
-        band = {"mark": {"type": "area", "opacity": 0.2, "aria": False}}
-        line = {"mark": {"type": "line", "strokeWidth": 2.5, "point": True}}
+        low = quantitative(
+            "low", title="relative distance", scale=scale, axis={"format": "~g", "tickCount": 4}, stack=None
+        )
+        area = {"type": "area", "opacity": 0.2, "aria": False}
+        line = {"mark": {"type": "line", "strokeWidth": 2.5, "point": points}}
         layers = [
-            {**band, "encoding": {"x": x, "y": low, "y2": high, "color": color}},
-            {**line, "encoding": {"x": x, "y": quantitative("distance", scale=log), "color": color}},
+            {"mark": area, "encoding": {"x": x, "y": low, "y2": {"field": "high"}, "color": color}},
+            {**line, "encoding": {"x": x, "y": quantitative("distance", scale=scale), "color": color}},
         ]
         suffix = f" of {kind}" if len(kinds) > 1 else ""
         variants[f"distance{suffix}"] = {**of_kind, "layer": layers}

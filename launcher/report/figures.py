@@ -73,7 +73,7 @@ def _graph(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
         "y": [rounded(places[peer][1], 4) for peer in order],
     }
     if run.summary.attacks:
-        nodes["attack"] = [run.summary.attacks.get(peer, "") for peer in order]
+        nodes["attacks"] = [peer in run.summary.attacks for peer in order]
     figures.add(plots.drawing(groups, learned=learned, attackers=bool(run.summary.attacks)), nodes=nodes)
     if not learned:
         figures.tables["edges"] = edge_table(strength, places)
@@ -83,8 +83,16 @@ def _neighbors(figures: Figures, run: ReportedRun) -> None:
     table = history.neighbors(run.history)
     if table["t"]:
         senders = [sender for sender in SENDERS if sender in table["of"]]
+        positive = [value for key in ("low", "high") for value in table[key] if value > 0] or [1.0]
         selects = any(taken < 1.0 for taken in table["taken"])
-        figures.add(charts.neighbors(sorted(set(table["kind"])), senders, selects=selects), neighbors=table)
+        chart = charts.neighbors(
+            sorted(set(table["kind"])),
+            senders,
+            (min(positive) / 1.2, max(positive) * 1.2),
+            selects=selects,
+            points=len(set(table["t"])) <= FEW,
+        )
+        figures.add(chart, neighbors=table)
 
 
 def _blocks(run: ReportedRun) -> dict[str, list[Any]]:
@@ -171,10 +179,8 @@ def _confusion(run: ReportedRun) -> charts.Chart:
     found = run.learned.confusion
     labels = sorted({label for rows in found.values() for true, said, _ in rows for label in (true, said)})
     single, named = shown_confusions(run), [run.learned.name(label) for label in labels]
-    return plots.confusion(
-        named,
-        {"all honest peers" if run.summary.attacks else "all peers": -1, **{f"peer {peer}": peer for peer in single}},
-    )
+    everyone = "all honest peers" if run.summary.attacks else "all peers"
+    return plots.confusion(named, {everyone: -1, **{f"peer {peer}": peer for peer in single}})
 
 
 def shown_confusions(run: ReportedRun) -> list[int]:

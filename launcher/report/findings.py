@@ -14,7 +14,7 @@ from launcher.facts.summary import Summary
 from launcher.formatting import duration, percent
 from launcher.report.history import History, means
 from launcher.report.learned import Learned
-from launcher.views.print_summary import attackers_text, restarted, trust_text
+from launcher.views.print_summary import attackers_text, restarted
 
 SLOW = 1.8
 """Times the median training time per round from which on a peer is called slow."""
@@ -52,8 +52,11 @@ def _attackers(summary: Summary) -> list[Remark]:
         return []
     found = summary.attackers
     verb = "attacks" if len(found.attacks) == 1 else "attack"
-    text = f"{attackers_text(found.attacks)} {verb}: the figures are of honest peers{trust_text(found)}."
-    return [Remark("look", text[0].upper() + text[1:])]
+    text = f"{attackers_text(found.attacks)} {verb}: the figures are of honest peers"
+    if found.weight is not None and found.honest_weight is not None:
+        weights = f"{found.weight:.3f}, and each other {found.honest_weight:.3f}"
+        text += f", which give an attacker a mean weight of {weights}"
+    return [Remark("look", f"{text[0].upper()}{text[1:]}.")]
 
 
 def _stopped(summary: Summary) -> set[int]:

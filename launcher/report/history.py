@@ -40,8 +40,8 @@ class History:
         diverged: peers with a loss that was not finite, and the first round of it.
         skipped: what was not used because it had diverged, by peer and kind.
         attackers: the peers that attack; means are of the others.
-        neighbors: by kind of message, round, and whether it is of attackers: for each honest peer, the medians over
-            its neighbors of the distance from its own and of the fraction that its rule took.
+        neighbors: by kind of message, round, and whether it is of attackers: for each honest peer, the median over
+            its neighbors of the distance from its own, and the mean of the fraction that its rule took.
     """
 
     peers: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ def _add_neighbors(history: History, record: Record) -> None:
             found[name(kind), neighbor in history.attackers].append((distance, taken))
     for (kind, attacks), pairs in found.items():
         distances, taken = zip(*pairs, strict=True)
-        history.neighbors[kind, record.t, attacks].append((median(distances), median(taken)))
+        history.neighbors[kind, record.t, attacks].append((median(distances), fmean(taken)))
 
 
 def neighbors(history: History) -> dict[str, list[Any]]:

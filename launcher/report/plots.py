@@ -49,7 +49,7 @@ def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart
 
 
 def drawing(groups: Sequence[int | None], *, learned: bool, attackers: bool = False) -> Chart:
-    """The graph: peers, and edges as strong as their weights or traffic; nodes have ``attack`` if some attack."""
+    """The graph: peers, edges as strong as their weights or traffic; with ``attackers``, nodes have ``attacks``."""
     place: Spec = {key: quantitative(key, axis=None, scale={"domain": [-1.12, 1.12]}) for key in ("x", "y")}
     ends: Spec = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
     strength: Spec = quantitative("strength", legend=None)
@@ -75,21 +75,13 @@ def drawing(groups: Sequence[int | None], *, learned: bool, attackers: bool = Fa
             "tooltip": [{"field": "peer"}, {"field": "group"}, {"field": "model"}, {"field": "accuracy"}],
         },
     }
+    ring = {"type": "point", "size": 720, "strokeWidth": 2.5, "strokeDash": [4, 3], "color": "@strong", "aria": False}
     rings = {
         "data": {"name": "nodes"},
-        "transform": [{"filter": "datum.attack"}],
-        "mark": {
-            "type": "point",
-            "size": 720,
-            "strokeWidth": 2.5,
-            "strokeDash": [4, 3],
-            "color": "@strong",
-            "aria": False,
-        },
+        "transform": [{"filter": "datum.attacks"}],
+        "mark": ring,
         "encoding": place,
     }
-    if attackers:
-        nodes["encoding"]["tooltip"].append({"field": "attack"})
     texts = {
         "data": {"name": "nodes"},
         "mark": {"type": "text", "fontSize": 11, "fontWeight": "bold", "color": "@on", "aria": False},

@@ -43,7 +43,7 @@ def _kind(run: ReportedRun) -> str:
     state = "finished" if summary.finished else f"{done} of {len(summary.peers)} peers finished"
     rounds = max((peer.rounds_done for peer in summary.peers), default=0)
     of = "" if rounds == summary.rounds else f" of {summary.rounds}"
-    attackers = f", {len(summary.attacks)} of them attack" if summary.attacks else ""
+    attackers = f" ({len(summary.honest)} honest)" if summary.attacks else ""
     return f"{summary.algorithm}, {len(summary.peers)} peers{attackers}, {rounds}{of} rounds, {state}"
 
 

@@ -97,14 +97,10 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
 def _attackers_line(attackers: Attackers) -> str:
     """Say who attacks, and what is known of these peers apart from the figures of the honest ones."""
     accuracy = "" if attackers.accuracy is None else f", accuracy {formatting.percent(attackers.accuracy.mean)} %"
-    return f"attackers, not in these figures: {attackers_text(attackers.attacks)}{accuracy}{trust_text(attackers)}"
-
-
-def trust_text(attackers: Attackers) -> str:
-    """Say what weights honest peers give, after a comma; empty if the method has none."""
-    if attackers.weight is None or attackers.honest_weight is None:
-        return ""
-    return f", weight {attackers.weight:.4f} from an honest peer, which gives {attackers.honest_weight:.4f} to an honest one"
+    weight = ""
+    if attackers.weight is not None and attackers.honest_weight is not None:
+        weight = f", mean weight at honest peers {attackers.weight:.4f} (of each other {attackers.honest_weight:.4f})"
+    return f"attackers, not in these figures: {attackers_text(attackers.attacks)}{accuracy}{weight}"
 
 
 def attackers_text(attacks: Mapping[PeerId, str]) -> str:

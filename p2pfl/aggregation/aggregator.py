@@ -93,7 +93,7 @@ class Aggregator:
         transformed = self.rule.transform(given)
         combined = self.rule.combine(transformed, out, step)
         if self.distances is not None:
-            left = transformed.tensors.keys()
+            left = {j for j in transformed.tensors if transformed.weights[j] > 0}
             taken = {j: given.taken.get(j, 1.0) if j in left else 0.0 for j in tensors}
             self.distances.note(given.kind, taken, sum(x.numel() for x in combined.values()))
         if state:

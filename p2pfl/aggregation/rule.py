@@ -72,6 +72,10 @@ class Rule(Options):
         """
         return 0
 
+    def withstands(self, n: int) -> int:
+        """Return how many attackers among ``n`` contributions the rule withstands as it is set. Default: the most."""
+        return self.tolerates(n)
+
     def assumed(self, n: int) -> dict[str, int]:
         """Return the parameters that follow from the number of contributions, for the log. Default: none do."""
         return {}
