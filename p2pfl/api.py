@@ -229,18 +229,17 @@ class RecordedRun:
             yield record.plain
 
     def attacks(self) -> dict[PeerId, str]:
-        """Return the peers that attack, as the run file's ``adversaries`` says, with the names of their attacks."""
+        """Return the peers that attack, and the names of their attacks (``adversaries`` of the run file)."""
         return attackers.attacks(self._folder.settings)
 
     def metrics(self) -> pd.DataFrame:
         """Return a tidy table: a row for each peer and round, a column for each number.
 
-        Columns are ``peer``, ``t``, ``accuracy``, ``masked_accuracy``, ``unmasked_accuracy``, ``test_loss``,
-        ``correct`` and ``samples`` on the local test split, ``metrics.…`` as the run file names them, ``loss.ce`` and
-        other terms of the training loss, ``seconds.training``, …, ``elapsed``, ``cost.…``, ``sources``,
-        ``receivers``, ``sent.messages``, ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``,
-        ``missing``, and what else the method records. If peers attack, ``attack`` is the name of a peer's attack, ""
-        of an honest peer.
+        Columns are ``peer``, ``t``, ``accuracy``, ``masked_accuracy``, ``unmasked_accuracy``, ``test_loss``, ``correct``
+        and ``samples`` on the local test split, ``metrics.…`` as the run file names them, ``loss.ce`` and other terms of
+        the training loss, ``seconds.training``, …, ``elapsed``, ``cost.…``, ``sources``, ``receivers``,
+        ``sent.messages``, ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``, ``missing``, and
+        what else the method records; if peers attack, ``attack``, as in ``attacks``, "" of honest peers.
 
         Raises:
             MissingExtra: pandas is not installed.

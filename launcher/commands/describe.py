@@ -199,7 +199,7 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 )
 @JSON
 def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | None, as_json: bool) -> None:
-    """Describe the graph of a run: degrees, diameter, spectral gap, and attackers among the neighbors.
+    """Describe the graph of a run: degrees, diameter, spectral gap.
 
     A picture shows the groups of the data partition in colors and, of the folder of a run whose method has mixing
     weights, those after the last complete round as edges. Of a time-varying graph, edges and degrees are those of its

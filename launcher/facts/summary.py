@@ -147,9 +147,9 @@ class Attackers:
         given: dict[bool, list[float]] = {True: [], False: []}
         if collaboration is not None:
             for i, row in zip(collaboration.peers, collaboration.weights, strict=True):
-                for j, weight in zip(collaboration.peers, row, strict=True):
+                for j, w in zip(collaboration.peers, row, strict=True):
                     if i not in attacks and i != j:
-                        given[j in attacks].append(weight)
+                        given[j in attacks].append(w)
         weight, honest_weight = (fmean(given[of]) if given[of] else None for of in (True, False))
         return cls(attacks, Spread.of(map(accuracies.get, attacks)), weight, honest_weight)
 

@@ -122,8 +122,8 @@ def _add_neighbors(history: History, record: Record) -> None:
         if distance is not None:
             found[name(kind), neighbor in history.attackers].append((distance, taken))
     for (kind, attacks), pairs in found.items():
-        distances, taken = zip(*pairs, strict=True)
-        history.neighbors[kind, record.t, attacks].append((median(distances), fmean(taken)))
+        middle = median(distance for distance, _ in pairs)
+        history.neighbors[kind, record.t, attacks].append((middle, fmean(taken for _, taken in pairs)))
 
 
 def neighbors(history: History) -> dict[str, list[Any]]:
@@ -135,8 +135,7 @@ def neighbors(history: History) -> dict[str, list[Any]]:
         if t in kept:
             distances = [distance for distance, _ in pairs]
             low, middle, high = quantiles(distances, n=4, method="inclusive") if len(distances) > 1 else distances * 3
-            taken = fmean(taken for _, taken in pairs)
-            row = (kind, t, SENDERS[attacks], middle, low, high, taken)
+            row = (kind, t, SENDERS[attacks], middle, low, high, fmean(fraction for _, fraction in pairs))
             for column, value in zip(columns, row, strict=True):
                 table[column].append(rounded(value) if isinstance(value, float) else value)
     return table

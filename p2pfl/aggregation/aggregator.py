@@ -123,6 +123,10 @@ class Aggregator:
                     tensors = {j: {"row": row} for j, (row, _) in found.items()}
                     self.distances.measure(kind.kind(), tensors, self.me, tensors[self.me])
 
+    def measured(self) -> dict[str, dict[PeerId, tuple[float, float]]]:
+        """Return the distances of the round by kind and neighbor, and the fractions that were taken; only once."""
+        return {} if self.distances is None else self.distances.drain()
+
     # ---- state
 
     def state_dict(self) -> dict[str, dict[str, Any]]:

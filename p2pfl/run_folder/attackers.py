@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from p2pfl import PeerId
 
 
-def drawn(peers: Iterable[PeerId] | Mapping[str, float], number: int, count: int, seed: int) -> frozenset[PeerId]:
+def drawn(
+    peers: Iterable[PeerId] | Mapping[Literal["fraction"], float], number: int, count: int, seed: int
+) -> frozenset[PeerId]:
     """Return the peers of an entry of ``adversaries``.
 
     Args:

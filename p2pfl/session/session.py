@@ -255,7 +255,6 @@ class Session:
         sources = len(net.sources)
         self.algorithm.aggregation.t = t
         await self.algorithm.round(t, net)
-        distances = self.algorithm.aggregation.distances
         receivers = len(net.receivers) if self.endpoint.knows_receivers else None
         self.endpoint.finish(t)
         last = t + 1 == self.settings.rounds or self.algorithm.finished
@@ -284,7 +283,7 @@ class Session:
             missing=self.endpoint.missing,
             sources=sources,
             receivers=receivers,
-            combined={} if distances is None else distances.drain(),
+            combined=self.algorithm.aggregation.measured(),
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),
