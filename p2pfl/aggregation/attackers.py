@@ -39,6 +39,6 @@ class Expecting(Rule):
             return None
         least = next(more for more in count(n) if self.tolerates(more) >= self.f)
         return (
-            f"tolerates {most} attacker{'' if most == 1 else 's'} among {n} contributions, not f = {self.f}; set f to "
-            f"auto or to {most} at most, or give the peer {least - 1} neighbors"
+            f"tolerates {most} attacker{'' if most == 1 else 's'} among {n} contributions, not f = {self.f}; set f "
+            f"to auto or to {most} at most, or give the peer {least - 1} neighbors"
         )

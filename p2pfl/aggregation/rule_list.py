@@ -49,6 +49,10 @@ class RuleList(Rule):
     def weighted(self) -> bool:  # type: ignore[override]
         return all(member.weighted for _, member in self.members)
 
+    @property
+    def needs_loss(self) -> bool:  # type: ignore[override]
+        return any(member.needs_loss for _, member in self.members)
+
     def tolerates(self, n: int) -> int:
         """Return what the last rule tolerates: it combines. If it only transforms, the mean follows: then any rule
         that clips or selects decides, the most tolerant one."""
