@@ -93,8 +93,8 @@ def check_rules(
         yield OptionProblem(("aggregation",), text)
     elif measured and (has_loss_of_its_own(method) or not method.homogeneous):
         text = (
-            f"{measured[0]!r} measures the loss of received models on local samples, but {name} sends no whole models, "
-            "or has a loss of its own; choose another rule, e.g. monna"
+            f"{measured[0]!r} measures the loss of received models on local samples, but {name} sends no whole "
+            "models, or has a loss of its own; choose another rule, e.g. monna"
         )
         yield OptionProblem(("aggregation",), text)
     if method.own_gradients:
