@@ -39,7 +39,8 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
-from p2pfl.run_folder import attackers, records
+from p2pfl.run_folder import records
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import Result, RunFolder, Status, require_empty
 from p2pfl.run_folder.new_run import create, create_unique, write_run
 from p2pfl.run_folder.records import RecordFile
@@ -228,18 +229,14 @@ class RecordedRun:
         for record in records.read(self._folder):
             yield record.plain
 
-    def attacks(self) -> dict[PeerId, str]:
-        """Return the peers that attack, and the names of their attacks (``adversaries`` of the run file)."""
-        return attackers.attacks(self._folder.settings)
-
     def metrics(self) -> pd.DataFrame:
         """Return a tidy table: a row for each peer and round, a column for each number.
 
-        Columns are ``peer``, ``t``, ``accuracy``, ``masked_accuracy``, ``unmasked_accuracy``, ``test_loss``, ``correct``
-        and ``samples`` on the local test split, ``metrics.…`` as the run file names them, ``loss.ce`` and other terms of
-        the training loss, ``seconds.training``, …, ``elapsed``, ``cost.…``, ``sources``, ``receivers``,
-        ``sent.messages``, ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``, ``missing``, and
-        what else the method records; if peers attack, ``attack``, as in ``attacks``, "" of honest peers.
+        Columns are ``peer``, ``t``, ``accuracy``, ``masked_accuracy``, ``unmasked_accuracy``, ``test_loss``,
+        ``correct`` and ``samples`` on the local test split, ``metrics.…`` as the run file names them, ``loss.ce`` and
+        other terms of the training loss, ``seconds.training``, …, ``elapsed``, ``cost.…``, ``sources``,
+        ``receivers``, ``sent.messages``, ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``,
+        ``missing``, what else the method records, and if peers attack, the name of its ``attack`` or "".
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -248,7 +245,7 @@ class RecordedRun:
             import pandas as pd
         except ImportError:
             raise MissingExtra("pandas", "pandas", "a table of metrics") from None
-        return pd.DataFrame(list(records.rows(records.read(self._folder), self.attacks())))
+        return pd.DataFrame(list(records.rows(records.read(self._folder), attacks(self._folder.settings))))
 
     def graph(self, t: int | None = None) -> npt.NDArray[np.float64]:
         """Return the mixing weights after round ``t``, by default the last that all peers have completed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ class Aggregator:
     Not in ``Net.allreduce``, whose sums are formed on the way along a tree: no peer sees what the others have sent.
 
     Args:
+        loss: as ``Contributions.loss``.
         measures: measure for the records how far what neighbors send is from the peer's own, and what is taken of it.
 
     Attributes:
@@ -28,10 +29,19 @@ class Aggregator:
         distances: those of the current round; None if they are not measured.
     """
 
-    def __init__(self, rule: Rule, me: PeerId, rounds: int, *, measures: bool = False) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        me: PeerId,
+        rounds: int,
+        loss: Callable[[Tensors], float] | None = None,
+        *,
+        measures: bool = False,
+    ) -> None:
         self.rule = rule
         self.me = me
         self.rounds = rounds
+        self.loss = loss
         self.t = 0
         self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
@@ -87,7 +97,7 @@ class Aggregator:
             own = None
         key = f"{kind.kind()} {of}"
         state = self._states.get(key, {})
-        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state)
+        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss)
         if self.distances is not None and own is not None:
             self.distances.measure(given.kind, tensors, self.me, own)
         transformed = self.rule.transform(given)

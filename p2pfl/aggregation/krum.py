@@ -30,7 +30,7 @@ class Krum(Expecting):
     keep: PositiveInt = 1
     """Contributions to average, n − f at most; 1 is Krum, more are multi-Krum."""
 
-    def tolerates(self, n: int) -> int:
+    def largest(self, n: int) -> int:
         return max(0, (n - 3) // 2)
 
     def transform(self, given: Contributions) -> Contributions:

@@ -47,6 +47,9 @@ class NNM(Expecting):
 
     weighted = False
 
+    def tolerates(self, n: int) -> int:
+        return 0
+
     def transform(self, given: Contributions) -> Contributions:
         given, squares = pairwise(given)
         ids = list(given.tensors)

@@ -6,7 +6,7 @@ averaged, unless another rule follows (rule_list.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -37,6 +37,9 @@ class Contributions:
     """Number of rounds of the run."""
     state: dict[str, Any] = field(default_factory=dict)
     """What the rule keeps from round to round, in checkpoints too: tensors and plain values. Initially empty."""
+    loss: Callable[[Tensors], float] | None = None
+    """Returns the mean loss of a sender's model on one of this peer's batches, the same for all senders of a round;
+    None if the method does not send whole models (``Rule.needs_loss``)."""
     taken: dict[PeerId, float] = field(default_factory=dict)
     """For the records, senders whose tensors are not taken as they are: the factor by which a rule clips them, or 0
     if ``combine`` leaves them out. Those that ``transform`` leaves out need not be noted. All that is made from these
@@ -59,6 +62,8 @@ class Rule(Options):
 
     weighted: ClassVar[bool] = True
     """Whether the result depends on the weights: methods that learn weights refuse rules that ignore them."""
+    needs_loss: ClassVar[bool] = False
+    """Whether it calls ``given.loss``: methods that do not send whole models refuse it."""
 
     def tolerates(self, n: int) -> int:
         """Return the largest number of attackers among ``n`` contributions that the rule can be set to withstand.

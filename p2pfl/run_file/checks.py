@@ -77,6 +77,7 @@ def check_rules(
     if rule is not None and type(rule) is not Mean:
         members = rule.members if isinstance(rule, RuleList) else [(file.aggregation.name, rule)]
     unweighted = [member for member, each in members if not each.weighted]
+    measured = [member for member, each in members if each.needs_loss]
     if members and not combines(method):
         listed = ", ".join(member for member, _ in members)
         text = (
@@ -88,6 +89,12 @@ def check_rules(
         text = (
             f"{unweighted[0]!r} ignores weights, but {name} computes the weights of what it averages; choose a rule "
             "that uses them, e.g. mean"
+        )
+        yield OptionProblem(("aggregation",), text)
+    elif measured and (has_loss_of_its_own(method) or not method.homogeneous):
+        text = (
+            f"{measured[0]!r} measures the loss of received models on local samples, but {name} sends no whole "
+            "models, or has a loss of its own; choose another rule, e.g. monna"
         )
         yield OptionProblem(("aggregation",), text)
     if method.own_gradients:

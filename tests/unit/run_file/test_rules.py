@@ -126,6 +126,13 @@ def test_methods_that_compute_weights_refuse_rules_that_ignore_them(loaded: Any,
     loaded(f"algorithm.name={name}", "aggregation=all")
 
 
+@pytest.mark.parametrize("name", ["fedproto", "lg-fedavg", "fedavg-ssl", "heterofl"])
+def test_methods_without_whole_models_or_labels_refuse_rules_that_measure_them(loaded: Any, name: str) -> None:
+    problems = refused(loaded, f"algorithm.name={name}", "aggregation=[norm-clip, ubar]")
+    assert [message for _, message in problems if message.startswith("'ubar' measures the loss")]
+    loaded("algorithm.name=ditto", "aggregation=ubar")
+
+
 # ---- f, and the peers' degrees ---------------------------------------------------------------------------------
 
 PATH = ["peers=5", "graph=line"]
@@ -145,7 +152,7 @@ PATH = ["peers=5", "graph=line"]
         ),
         (
             ["peers=17", "aggregation={name: mda, f: 6}"],
-            "'mda' looks at C(17, 6) = 12,376 subsets of 17 contributions, 6 attackers among them; 10,000 is the most",
+            "'mda' looks at C(17, 6) = 12,376 subsets of 17 contributions, 6 attackers among them; 10,000 is the",
         ),
         (["peers=21", "aggregation=smea"], "C(21, 6) = 54,264"),
         (
