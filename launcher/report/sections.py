@@ -124,8 +124,8 @@ def _collaboration_tile(run: ReportedRun) -> tuple[str, str, str]:
         value = "own group" if ratio > ALIKE[1] else "other groups" if ratio < ALIKE[0] else "all alike"
         weights = f"{found.inside:.3f} within {groups} groups, {found.across:.3f} across"
         return question, value, f"mean weight {weights}" + (f": {ratio:.1f} times" if 0 < ratio < math.inf else "")
-    rows = zip(found.peers, found.weights, strict=True)
-    alone = fmean(row[k] for k, (peer, row) in enumerate(rows) if peer not in run.summary.attacks)
+    own = {peer: row[k] for k, (peer, row) in enumerate(zip(found.peers, found.weights, strict=True))}
+    alone = fmean([own[peer] for peer in own if peer not in run.summary.attacks] or own.values())
     kept, others = formatting.percent(alone), formatting.percent(1 - alone)
     return question, f"{others} % others", f"a peer keeps {kept} % of its own"
 
