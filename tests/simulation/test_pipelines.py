@@ -99,10 +99,11 @@ def test_records_hold_the_distances_of_neighbors_also_after_a_stop(make: Make, p
     run = make("dpsgd, epochs", adversaries=adversaries, rounds=3, aggregation=["norm-clip"])
     distances = found(run, "whole")
     assert distances == found(run, "stopped", stop=2)
-    honest = {(peer, t): apart for peer, t, _, j, apart, _ in distances if j != 1 and peer != 1}
     attacks = {(peer, t): (apart, taken) for peer, t, _, j, apart, taken in distances if j == 1}
     assert attacks.keys() == {(peer, t) for peer in run.topology.neighbors[1] for t in range(3)}
-    assert all(apart > 3 * honest[at] and taken < 1.0 for at, (apart, taken) in attacks.items())
+    for (peer, _), (apart, taken) in attacks.items():  # of two faces, the odd peers see the false one
+        assert apart is not None
+        assert (apart > 10, taken < 0.1) == ((True, True) if peer % 2 else (False, False))
     assert not found(make("dpsgd, epochs", rounds=2), "without")
 
 
