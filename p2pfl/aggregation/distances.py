@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.tensors import Tensors, widened
+from p2pfl.tensors import Tensors, is_finite, widened
 
 Key = tuple[str, PeerId]
 """Kind of a message, and its sender."""
@@ -39,7 +39,8 @@ class Distances:
         for name, mine in own.items():
             if not mine.is_floating_point():
                 continue
-            finite, mine = mine.isfinite(), widened(mine)
+            finite = None if is_finite(mine) else mine.isfinite()
+            mine = widened(mine)
             square = _square(mine, finite)
             for j, found in tensors.items():
                 if j != me:
@@ -69,7 +70,7 @@ def _add(sums: dict[Key, Tensor], key: Key, more: Tensor) -> None:
     sums[key] = sums[key] + more.to(sums[key].device) if key in sums else more
 
 
-def _square(x: Tensor, where: Tensor) -> Tensor:
-    """Return the sum of the squares of some values of x, a float64 scalar."""
-    norm: Tensor = torch.linalg.vector_norm(x.where(where, 0.0), dtype=torch.float64)
+def _square(x: Tensor, where: Tensor | None) -> Tensor:
+    """Return the sum of the squares of x, or of some of its values, a float64 scalar."""
+    norm: Tensor = torch.linalg.vector_norm(x if where is None else x.where(where, 0.0), dtype=torch.float64)
     return norm.square()
