@@ -71,7 +71,7 @@ ORACLES: dict[str, Callable[[int], Any]] = {
 
 CASES = [(name, n, f) for name in ORACLES for n, f in SIZES]
 CASES.remove(("caf", 11, 3))
-"""There, ByzFL scales by the farthest contribution of all, a removed one, and this rule by the farthest that is left."""
+"""There, ByzFL scales by the farthest of all contributions, a removed one, and this rule by the farthest one left."""
 
 
 @pytest.mark.usefixtures("exact_eigenvectors")
