@@ -9,6 +9,7 @@ hold the same infinity, such as a mask, are equal, and break none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.aggregation.coordinates import Median
 from p2pfl.aggregation.rule import Contributions
-from p2pfl.tensors import PART, Tensors, difference, is_finite, widened
+from p2pfl.tensors import Tensors, difference, flat_parts, is_finite, widened
 
 Floats = NDArray[np.float64]
 
@@ -29,25 +30,14 @@ Floats = NDArray[np.float64]
 
 
 def norms(given: Contributions) -> tuple[Contributions, dict[PeerId, float]]:
-    """Return the contributions that are not broken, and the norm of each."""
-    squares, broken = _sums(list(given.tensors.values()), (len(given.tensors),), _squares)
-    kept = _without(given, broken)
-    found = dict(zip(given.tensors, np.sqrt(squares).tolist(), strict=True))
-    return kept, {j: found[j] for j in kept.tensors}
+    """Return the contributions that are not broken, and the norm of each. Reads them one by one."""
+    other = next(iter(given.tensors.values())) if given.own is None else given.own
+    return _lengths(given, other, lambda rows: _squares(rows[1:]))
 
 
 def distances(given: Contributions, center: Tensors) -> tuple[Contributions, dict[PeerId, float]]:
-    """Return the contributions that are not broken, and the distance of each from ``center``.
-
-    Reads the contributions one by one.
-    """
-    found, broken = {}, []
-    for j, tensors in given.tensors.items():
-        squares, which = _sums([center, tensors], (1,), lambda rows: _squares(rows[1:] - rows[0]))
-        found[j] = float(np.sqrt(squares[0]))
-        broken.append(which.any())
-    kept = _without(given, np.array(broken))
-    return kept, {j: found[j] for j in kept.tensors}
+    """Return the contributions that are not broken, and the distance of each from a center. Reads them one by one."""
+    return _lengths(given, center, lambda rows: _squares(rows[1:] - rows[0]))
 
 
 def pairwise(given: Contributions) -> tuple[Contributions, Floats]:
@@ -58,15 +48,16 @@ def pairwise(given: Contributions) -> tuple[Contributions, Floats]:
     Returns:
         float64 [n, n], symmetric, in the order of the contributions returned.
     """
-
-    def squares_of(rows: Tensor) -> Tensor:
-        return torch.stack([_squares(rows - row) for row in rows])
-
+    found, broken = _sums(
+        list(given.tensors.values()),
+        lambda rows: torch.cat([_squares(rows[i + 1 :] - row) for i, row in enumerate(rows)]),
+    )
     n = len(given.tensors)
-    squares, broken = _sums(list(given.tensors.values()), (n, n), squares_of)
+    squares = np.zeros((n, n))
+    squares[np.triu_indices(n, 1)] = found
     kept = _without(given, broken)
     rows = [row for row, j in enumerate(given.tensors) if j in kept.tensors]
-    return kept, squares[np.ix_(rows, rows)]
+    return kept, (squares + squares.T)[np.ix_(rows, rows)]
 
 
 def centered(squares: Floats, weights: Floats) -> Floats:
@@ -85,34 +76,43 @@ def _squares(rows: Tensor) -> Tensor:
     return rows.square().sum(1, dtype=torch.float64)
 
 
-def _sums(
-    models: Sequence[Tensors], shape: tuple[int, ...], summand: Callable[[Tensor], Tensor]
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """Add up a function of the rows [n, d] of all parts of n models, float64 of ``shape``; and say which are broken.
+def _lengths(
+    given: Contributions, center: Tensors, summand: Callable[[Tensor], Tensor]
+) -> tuple[Contributions, dict[PeerId, float]]:
+    """Return the contributions that are not broken, and the length of each: the root of a sum of squares [1].
+
+    Args:
+        summand: is given parts of two rows: ``center``, and a contribution.
+    """
+    found, broken = {}, []
+    for j, tensors in given.tensors.items():
+        squares, which = _sums([center, tensors], summand)
+        found[j] = math.sqrt(squares[0])
+        broken.append(which[1])
+    kept = _without(given, np.array(broken))
+    return kept, {j: found[j] for j in kept.tensors}
+
+
+def _sums(models: Sequence[Tensors], summand: Callable[[Tensor], Tensor]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Add up a function, float64 [m], of the rows [n, d] of all parts of n models; and say which are broken, [n].
 
     Only the sums leave the device of the first model.
     """
-    total = broken = None
+    total, broken = torch.zeros((), dtype=torch.float64), torch.zeros(len(models), dtype=torch.bool)
     for rows in _parts(models):
         if not is_finite(rows):
             rows, bad = _comparable(rows)
-            broken = bad if broken is None else broken | bad.to(broken.device)
-        part = summand(rows)
-        total = part if total is None else total + part.to(total.device)
-    sums = np.zeros(shape) if total is None else total.cpu().numpy()
-    return sums, np.zeros(len(models), dtype=bool) if broken is None else broken.cpu().numpy()
+            broken = broken.to(rows.device) | bad
+        total = total.to(rows.device) + summand(rows)
+    return np.atleast_1d(total.cpu().numpy()), broken.cpu().numpy()
 
 
 def _parts(models: Sequence[Tensors]) -> Iterator[Tensor]:
-    """Yield the entries of models in rows [n, d]; on the CPU, a part of all of them fits into the cache."""
+    """Yield the entries of models in rows [n, d], part by part."""
     for name, first in models[0].items():
-        if not (first.is_floating_point() or first.is_complex()):
-            continue
-        device = first.device
-        flat = [widened(_real(model[name])).to(device).reshape(-1) for model in models]
-        size = max(1, PART // len(models)) if device.type == "cpu" else max(1, first.numel())
-        for part in zip(*(tensor.split(size) for tensor in flat), strict=True):
-            yield torch.stack(part)
+        if first.is_floating_point() or first.is_complex():
+            for part in flat_parts([widened(_real(model[name])).to(first.device) for model in models]):
+                yield torch.stack(part)
 
 
 def _real(tensor: Tensor) -> Tensor:
