@@ -18,7 +18,7 @@ from p2pfl.tensors import Tensors, clone, equal, weighted_sum, widened
 class CenteredClipping(Rule):
     """Add the mean of the clipped differences from the last result to it.
 
-    Section 5.1 of Sai Praneeth Karimireddy, Lie He, Martin Jaggi: "Learning from History for Byzantine Robust
+    Sai Praneeth Karimireddy, Lie He, Martin Jaggi: "Learning from History for Byzantine Robust
     Optimization", ICML 2021. https://arxiv.org/abs/2012.10333
 
     v ← v + 1/n Σ_j (x_j − v) · min(1, r / ‖x_j − v‖). It starts from the peer's own contribution, and from the
@@ -54,11 +54,11 @@ class CenteredClipping(Rule):
 class SelfCenteredClipping(Expecting):
     """Clip the differences from the peer's own contribution: x_i + Σ_j W_ij clip(x_j − x_i, r_i).
 
-    Algorithm 1 of Lie He, Sai Praneeth Karimireddy, Martin Jaggi: "Byzantine-Robust Decentralized Learning via
+    Lie He, Sai Praneeth Karimireddy, Martin Jaggi: "Byzantine-Robust Decentralized Learning via
     ClippedGossip", 2022. https://arxiv.org/abs/2202.01545
 
-    W are the weights of the method. ``radius: auto`` is Eq. 6: r_i² = 1/δ_i Σ_{j honest} W_ij ‖x_i − x_j‖², where the
-    n − f nearest contributions stand for the honest ones, and δ_i is the weight of the others.
+    W are the weights of the method. ``radius: auto`` is the theorem's: r_i² = 1/δ_i Σ_{j honest} W_ij ‖x_i − x_j‖²,
+    where the n − f nearest contributions stand for the honest ones, and δ_i is the weight of the others.
     """
 
     radius: PositiveFloat | Literal["auto"] = "auto"
