@@ -30,6 +30,7 @@ class CenteredClipping(Rule):
     radius: PositiveFloat
     """r: how far a contribution can move the result in an iteration, times n."""
     iterations: PositiveInt = 1
+    """Steps a round."""
 
     def tolerates(self, n: int) -> int:
         return minority(n)

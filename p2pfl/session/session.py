@@ -38,7 +38,7 @@ from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
-from p2pfl.session.reporting import StatusFile, log_diverged_loss, log_round, make_result
+from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
 from p2pfl.session.saving import Saver, load
 from p2pfl.session.training_errors import naming_batches
 from p2pfl.tensors import digest
@@ -182,7 +182,7 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
-            self._log_assumed()
+            log_assumed(self.log, self.algorithm.aggregation.rule, self.endpoint.neighborhood, self.rounds_done)
             self._began = perf_counter()
             self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)
@@ -207,14 +207,6 @@ class Session:
             if self.stopping:
                 raise Stopped from None
             raise
-
-    def _log_assumed(self) -> None:
-        """Log what the aggregation rule assumes of the contributions of the next round, the peer's own included."""
-        t = min(self.rounds_done, self.settings.rounds - 1)
-        n = 1 + len(self.endpoint.neighborhood.topology_at(t).sources[self.me])
-        if assumed := self.algorithm.aggregation.rule.assumed(n):
-            values = " ".join(f"{key}={value}" for key, value in assumed.items())
-            self.log.info("aggregation t=%d contributions=%d %s", t, n, values)
 
     async def _finish_saving(self, *, final: bool) -> None:
         self.slot.release()
