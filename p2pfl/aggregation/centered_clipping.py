@@ -18,11 +18,11 @@ from p2pfl.tensors import Tensors, clone, equal, weighted_sum, widened
 class CenteredClipping(Rule):
     """Add the mean of the clipped differences from the last result to it.
 
-    Sai Praneeth Karimireddy, Lie He, Martin Jaggi: "Learning from History for Byzantine Robust
-    Optimization", ICML 2021. https://arxiv.org/abs/2012.10333
+    Sai Praneeth Karimireddy, Lie He, Martin Jaggi: "Learning from History for Byzantine Robust Optimization", ICML
+    2021. https://arxiv.org/abs/2012.10333
 
     v ← v + 1/n Σ_j (x_j − v) · min(1, r / ‖x_j − v‖). It starts from the peer's own contribution, and from the
-    coordinate-wise median without one.
+    coordinate-wise median without one; anew where the shapes have changed, as those of FedRolex's slices do.
     """
 
     weighted = False
@@ -37,8 +37,10 @@ class CenteredClipping(Rule):
 
     def combine(self, given: Contributions, out: Tensors | None = None, step: Tensors | None = None) -> Tensors:
         like = next(iter(given.tensors.values()))
-        last = given.state.get("center") or clone(center_of(given))
-        v: Tensors = {name: widened(last[name].to(tensor.device)) for name, tensor in like.items()}
+        last: Tensors = given.state.get("center", {})
+        if {name: x.shape for name, x in last.items()} != {name: x.shape for name, x in like.items()}:
+            last = clone(center_of(given))
+        v: Tensors = {name: widened(last[name].to(x.device)) for name, x in like.items()}
         for _ in range(self.iterations):
             kept, apart = distances(given, v)
             clipped = {j: toward(v, x, clip_factor(apart[j], self.radius)) for j, x in kept.tensors.items()}
