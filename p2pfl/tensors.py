@@ -178,7 +178,7 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
 def flat_parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Yield the entries of tensors of equal shape in order, flattened; on the CPU, PART numbers of all at a time."""
     size = PART // len(tensors) if tensors[0].device.type == "cpu" else tensors[0].numel()
-    yield from zip(*(tensor.reshape(-1).split(max(1, size)) for tensor in tensors), strict=True)
+    yield from zip(*(torch.split(tensor.reshape(-1), max(1, size)) for tensor in tensors), strict=True)
 
 
 def fractions(counts: Mapping[int, float]) -> dict[int, float]:

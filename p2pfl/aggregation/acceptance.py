@@ -36,7 +36,7 @@ class Balance(Rule):
     Minghong Fang, Zifan Zhang, Hairi, Prashant Khanduri, Jia Liu, Songtao Lu, Yuchen Liu, Neil Gong:
     "Byzantine-Robust Decentralized Federated Learning", ACM CCS 2024. https://arxiv.org/abs/2406.10416
 
-    Eq. 4: accept j if ‖x_i − x_j‖ ≤ γ exp(−κ t / T) ‖x_i‖; Eq. 5: α x_i + (1 − α) mean(accepted).
+    Accept j if ‖x_i − x_j‖ ≤ γ exp(−κ t / T) ‖x_i‖; the result is α x_i + (1 − α) mean(accepted).
     """
 
     weighted = False
@@ -88,12 +88,13 @@ class UBAR(Rule):
         return min(neighbors, max(1, math.floor(self.rho * neighbors + 1e-9)))  # 0.29 * 100 is 28.999…
 
     def transform(self, given: Contributions) -> Contributions:
-        assert given.loss is not None
+        loss = given.loss
+        assert loss is not None  # or the run file is refused
         own = center_of(given)
         given, apart = distances(given, own)
         others = sorted((length, j) for j, length in apart.items() if j != given.me)
-        losses = {j: given.loss(given.tensors[j]) for _, j in others[: self._tested(len(others))]}
-        limit = given.loss(own)
-        accepted = [j for j, loss in losses.items() if loss <= limit]
+        losses = {j: loss(given.tensors[j]) for _, j in others[: self._tested(len(others))]}
+        limit = loss(own)
+        accepted = [j for j, each in losses.items() if each <= limit]
         accepted = accepted or sorted(losses, key=lambda j: (math.isnan(losses[j]), losses[j], j))[:1]
         return with_own(given, own, accepted, self.alpha)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from p2pfl import PeerId
@@ -78,6 +79,7 @@ class Aggregator:
         tensors = {j: x if x.keys() == names else {name: x[name] for name in names} for j, x in found.items()}
         return self.combine_tensors(type(bodies[first]), tensors, weights, out, step=step, of=of)
 
+    @torch.no_grad()
     def combine_tensors(
         self,
         kind: type[Body],

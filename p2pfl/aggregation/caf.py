@@ -21,7 +21,7 @@ from p2pfl.aggregation.vectors import centered, pairwise
 class CAF(Expecting):
     """Average with the weights of the covariance bound-agnostic filter, which needs no bound on honest differences.
 
-    Algorithm 2: from c_i = 1, while Σ c_i > n − 2f, with the weighted mean μ, and the largest eigenvalue λ and its
+    From c_i = 1, while Σ c_i > n − 2f, with the weighted mean μ, and the largest eigenvalue λ and its
     eigenvector v of the weighted covariance: τ_i = ((x_i − μ)·v)², c_i ← c_i (1 − τ_i / max τ). The result is the μ
     with the smallest λ.
 

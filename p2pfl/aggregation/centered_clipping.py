@@ -18,11 +18,11 @@ from p2pfl.tensors import Tensors, clone, equal, weighted_sum, widened
 class CenteredClipping(Rule):
     """Add the mean of the clipped differences from the last result to it.
 
-    Section 5.1 of Sai Praneeth Karimireddy, Lie He, Martin Jaggi: "Learning from History for Byzantine Robust
-    Optimization", ICML 2021. https://arxiv.org/abs/2012.10333
+    Sai Praneeth Karimireddy, Lie He, Martin Jaggi: "Learning from History for Byzantine Robust Optimization", ICML
+    2021. https://arxiv.org/abs/2012.10333
 
     v ← v + 1/n Σ_j (x_j − v) · min(1, r / ‖x_j − v‖). It starts from the peer's own contribution, and from the
-    coordinate-wise median without one.
+    coordinate-wise median without one; anew where the shapes have changed, as those of FedRolex's slices do.
     """
 
     weighted = False
@@ -30,14 +30,17 @@ class CenteredClipping(Rule):
     radius: PositiveFloat
     """r: how far a contribution can move the result in an iteration, times n."""
     iterations: PositiveInt = 1
+    """Steps a round."""
 
     def tolerates(self, n: int) -> int:
         return minority(n)
 
     def combine(self, given: Contributions, out: Tensors | None = None, step: Tensors | None = None) -> Tensors:
         like = next(iter(given.tensors.values()))
-        last = given.state.get("center") or clone(center_of(given))
-        v: Tensors = {name: widened(last[name].to(tensor.device)) for name, tensor in like.items()}
+        last: Tensors = given.state.get("center", {})
+        if {name: x.shape for name, x in last.items()} != {name: x.shape for name, x in like.items()}:
+            last = clone(center_of(given))
+        v: Tensors = {name: widened(last[name].to(x.device)) for name, x in like.items()}
         for _ in range(self.iterations):
             kept, apart = distances(given, v)
             factors = {j: clip_factor(length, self.radius) for j, length in apart.items()}
@@ -56,11 +59,11 @@ class CenteredClipping(Rule):
 class SelfCenteredClipping(Expecting):
     """Clip the differences from the peer's own contribution: x_i + Σ_j W_ij clip(x_j − x_i, r_i).
 
-    Algorithm 1 of Lie He, Sai Praneeth Karimireddy, Martin Jaggi: "Byzantine-Robust Decentralized Learning via
+    Lie He, Sai Praneeth Karimireddy, Martin Jaggi: "Byzantine-Robust Decentralized Learning via
     ClippedGossip", 2022. https://arxiv.org/abs/2202.01545
 
-    W are the weights of the method. ``radius: auto`` is Eq. 6: r_i² = 1/δ_i Σ_{j honest} W_ij ‖x_i − x_j‖², where the
-    n − f nearest contributions stand for the honest ones, and δ_i is the weight of the others.
+    W are the weights of the method. ``radius: auto`` is the theorem's: r_i² = 1/δ_i Σ_{j honest} W_ij ‖x_i − x_j‖²,
+    where the n − f nearest contributions stand for the honest ones, and δ_i is the weight of the others.
     """
 
     radius: PositiveFloat | Literal["auto"] = "auto"

@@ -17,7 +17,7 @@ from p2pfl.aggregation.vectors import center_of, clip_factor, distances, norms, 
 class ARC(Expecting):
     """Clip the ⌊2f/n · (n − f)⌋ contributions of the largest norms to the next largest norm.
 
-    Adaptive robust clipping, Algorithm 2 of Youssef Allouah, Rachid Guerraoui, Nirupam Gupta, Ahmed Jellouli, Geovani
+    Adaptive robust clipping, of Youssef Allouah, Rachid Guerraoui, Nirupam Gupta, Ahmed Jellouli, Geovani
     Rizk, John Stephan: "Adaptive Gradient Clipping for Robust Federated Learning", ICLR 2025.
     https://arxiv.org/abs/2405.14432
     """

@@ -30,6 +30,7 @@ class GeometricMedian(Rule):
     nu: PositiveFloat = 0.1
     """ν: contributions nearer to z than this weigh no more."""
     iterations: PositiveInt = 8
+    """Steps."""
 
     def tolerates(self, n: int) -> int:
         return minority(n)

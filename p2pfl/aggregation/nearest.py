@@ -20,8 +20,8 @@ from p2pfl.tensors import Tensors, weighted_sum
 class MoNNA(Expecting):
     """Average the n − f contributions nearest to the peer's own, that included.
 
-    Algorithm 1, line 8 of Sadegh Farhadkhani, Rachid Guerraoui, Nirupam Gupta, Lê-Nguyên Hoang, Rafael Pinot, John
-    Stephan: "Robust Collaborative Learning with Linear Gradient Overhead", ICML 2023. https://arxiv.org/abs/2209.10931
+    Sadegh Farhadkhani, Rachid Guerraoui, Nirupam Gupta, Lê-Nguyên Hoang, Rafael Pinot, John Stephan: "Robust
+    Collaborative Learning with Linear Gradient Overhead", ICML 2023. https://arxiv.org/abs/2209.10931
     Ties go to the lower id.
     """
 

@@ -10,8 +10,10 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import combinations, islice
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2pfl.aggregation.attackers import Expecting
 from p2pfl.aggregation.rule import Contributions, aggregation
@@ -51,7 +53,7 @@ class TightestSubset(Expecting):
         ids = list(given.tensors)
         size = len(ids) - self.expected(len(ids))
         subsets = combinations(range(len(ids)), size)
-        best, least = range(size), math.inf
+        best, least = tuple(range(size)), math.inf
         while some := list(islice(subsets, max(1, AT_ONCE // size**2))):
             rows = np.array(some)
             extents = self.extent(squares[rows[:, :, None], rows[:, None, :]])
@@ -65,7 +67,7 @@ class TightestSubset(Expecting):
 class MDA(TightestSubset):
     """Average the n − f contributions with the smallest diameter.
 
-    Minimum diameter averaging, Section 3.2 of El Mahdi El Mhamdi, Rachid Guerraoui, Arsany Guirguis, Lê Nguyên Hoang,
+    Minimum diameter averaging, of El Mahdi El Mhamdi, Rachid Guerraoui, Arsany Guirguis, Lê Nguyên Hoang,
     Sébastien Rouault: "Genuinely Distributed Byzantine Machine Learning", PODC 2020. https://arxiv.org/abs/1905.03853
     """
 
@@ -79,12 +81,12 @@ class MDA(TightestSubset):
 class SMEA(TightestSubset):
     """Average the n − f contributions whose covariance has the smallest largest eigenvalue.
 
-    Smallest maximum eigenvalue averaging, Section 5.1 of Youssef Allouah, Rachid Guerraoui, Nirupam Gupta, Rafaël
+    Smallest maximum eigenvalue averaging, of Youssef Allouah, Rachid Guerraoui, Nirupam Gupta, Rafaël
     Pinot, John Stephan: "On the Privacy-Robustness-Utility Trilemma in Distributed Learning", ICML 2023.
     https://arxiv.org/abs/2302.04787
     """
 
     def extent(self, squares: Floats) -> Floats:
         weights = np.full(squares.shape[1], 1 / squares.shape[1])
-        eigenvalues: Floats = np.linalg.eigvalsh(centered(squares, weights))[:, -1]
-        return eigenvalues
+        eigenvalues: NDArray[Any] = np.linalg.eigvalsh(centered(squares, weights))
+        return eigenvalues[:, -1]

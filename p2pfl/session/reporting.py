@@ -11,10 +11,11 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.aggregation.aggregator import Aggregator
+from p2pfl.aggregation import Rule
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
-from p2pfl.messaging.endpoint import Endpoint, MessageCounts
+from p2pfl.messaging.endpoint import MessageCounts
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.outcomes import MESSAGES
 from p2pfl.run_folder.folder import FINAL, PeerFolder, Phase, Result, Status
 from p2pfl.run_folder.peer_log import details
@@ -111,11 +112,10 @@ class StatusFile:
             self.write()
 
 
-def log_assumed(log: logging.Logger, aggregation: Aggregator, endpoint: Endpoint, rounds_done: int) -> None:
-    """Log what the aggregation rule assumes of the contributions of the next round, the peer's own included."""
-    t = min(rounds_done, aggregation.rounds - 1)
-    n = 1 + len(endpoint.neighborhood.topology_at(t).sources[aggregation.me])
-    if assumed := aggregation.rule.assumed(n):
+def log_assumed(log: logging.Logger, rule: Rule, neighborhood: Neighborhood, t: int) -> None:
+    """Log what the aggregation rule assumes of the contributions of round ``t``, the peer's own included."""
+    n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
+    if assumed := rule.assumed(n):
         values = " ".join(f"{key}={value}" for key, value in assumed.items())
         log.info("aggregation t=%d contributions=%d %s", t, n, values)
 

@@ -182,7 +182,7 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
-            log_assumed(self.log, self.algorithm.aggregation, self.endpoint, self.rounds_done)
+            log_assumed(self.log, self.algorithm.aggregation.rule, self.endpoint.neighborhood, self.rounds_done)
             self._began = perf_counter()
             self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)

@@ -126,6 +126,6 @@ def test_centered_clipping_agrees_over_rounds(iterations: int) -> None:
 def test_preparations_agree(first: str, last: str, n: int, f: int) -> None:
     x = vectors(n, f)
     prepared = (byzfl.NNM(f) if first == "nnm" else byzfl.ARC(f))(x.copy())
-    last_rule = {"name": last} | ({"f": f} if last == "trimmed-mean" else {})
-    found = combined(RuleList.parse({"rules": [{"name": first, "f": f}, last_rule]}), x)
-    np.testing.assert_allclose(found, combined(rule(**last_rule), prepared), rtol=0, atol=1e-7)
+    parameters = {"f": f} if last == "trimmed-mean" else {}
+    found = combined(RuleList.parse({"rules": [{"name": first, "f": f}, {"name": last, **parameters}]}), x)
+    np.testing.assert_allclose(found, combined(rule(last, **parameters), prepared), rtol=0, atol=1e-7)

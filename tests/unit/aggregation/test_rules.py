@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from p2pfl import rng
 from p2pfl.aggregation import AGGREGATIONS, Contributions, Rule, RuleList
 from p2pfl.aggregation.aggregator import Aggregator
+from p2pfl.algorithms.averaging import AnyPart
 from p2pfl.algorithms.class_means import Prototypes
+from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.messaging.tensor_file import Spool
-from p2pfl.tensors import Tensors, clone, equal
+from p2pfl.tensors import Tensors, clone, digest, equal, parameters_of
+from tests.support import peer_data, random_dataset, setting, softmax_regression
 
 RULES: list[Any] = [
     "median",
@@ -211,6 +216,27 @@ def test_a_mask_of_infinities_that_all_have_stays(section: Any) -> None:
     assert bool(found["w"].reshape(-1)[1:].isfinite().all())
 
 
+def test_ubar_measures_models_on_a_batch_of_each_round_and_leaves_the_local_one() -> None:
+    def peer(t: int) -> FedAvg:
+        data = peer_data(random_dataset(60, classes=3))
+        context = replace(setting(0, 2, softmax_regression(4, 3), data), aggregation=rule("ubar"))
+        method = FedAvg(AnyPart.parse({"batch": 8}), context)
+        method.aggregation.t = t
+        return method
+
+    mine, other = peer(0), softmax_regression(4, 3, seed=1)
+    before = digest(mine.state_dict())
+    values = clone(parameters_of(other))
+    found = mine.loss_with(values)
+    order = rng.shared(0, "aggregation.loss", 0)
+    images, labels = next(mine.data.batches(8, order))
+    expected = torch.nn.functional.cross_entropy(other(mine.data.input(images, augmented=False)), labels)
+    assert found == pytest.approx(float(expected.detach()))
+    assert (mine.loss_with(values), peer(0).loss_with(values)) == (found, found)
+    assert peer(1).loss_with(values) != found
+    assert digest(mine.state_dict()) == before
+
+
 # ---- who takes part --------------------------------------------------------------------------------------------
 
 
@@ -327,6 +353,13 @@ def test_centered_clipping_follows_its_last_result_after_a_restart() -> None:
         found = aggregator.combine_tensors(Prototypes, bodies)
         expected += sum(max(-0.5, min(0.5, value - expected)) for value in (0.0, 10.0, 10.0)) / 3
         assert float(found["x"]) == pytest.approx(expected)
+
+
+def test_centered_clipping_starts_anew_where_shapes_change() -> None:
+    aggregator = Aggregator(rule("centered-clipping", radius=9.0), 0, 10)
+    for n in (2, 3, 2):
+        bodies = {j: {"x": torch.full((n,), float(j))} for j in range(3)}
+        assert aggregator.combine_tensors(Prototypes, bodies)["x"].tolist() == pytest.approx([1.0] * n)
 
 
 def clone_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,22 @@ def test_algorithm_has_a_page(name: str) -> None:
     assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
 
 
+# ---- rules of aggregation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATIONS))
+def test_rule_has_a_page_that_lists_its_parameters_with_their_defaults(name: str) -> None:
+    page = (REPOSITORY / "docs" / "rules" / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {name}\n")
+    for note in notes(AGGREGATIONS[name]) if name != "list" else ():
+        default = (
+            ""
+            if note.default == "(required)"
+            else f": {note.default if isinstance(note.default, str) else format(note.default, 'g')}"
+        )
+        assert f"`{note.name}{default}`" in page
+
+
 # ---- what the decorators check of plug-ins -----------------------------------------------------------------
 
 
