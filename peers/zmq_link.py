@@ -82,7 +82,7 @@ class ZmqLink(Link):
 
         If there is a checkpoint, restore the endpoint from it before.
         """
-        router = self.world.listen()
+        router = self.world.listen(self.context.limited_log)
         self.bound, self.address = router.bound, self.world.addresses.publish(router.bound)
         self.io.start(router)
         self.checkpointed(self.endpoint.durable)
