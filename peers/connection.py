@@ -234,6 +234,7 @@ class Connection:
             self.drop_message(error)
             return
         assert isinstance(answer, Refused)
+        # Another process's text: one line in the log, of at most 300 characters.
         line = "".join(letter if letter.isprintable() else "?" for letter in answer.reason[:300])
         # The address may predate a reboot; another run may have its port now.
         self._refused(line, wrong_peer=run != run_id and not fixed)

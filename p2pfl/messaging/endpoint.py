@@ -118,6 +118,7 @@ class Endpoint:
         self.journal.begin(t)
         sources = tuple(sorted(self._directions.sources)) if self.prunes else ()
         to = self.neighbors if t == FOREVER else joined
+        # A peer may wait for this Begin if the method prunes, this peer leaves, or a peer joins.
         awaited = self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
         self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not awaited))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
@@ -203,7 +202,7 @@ class MessageSchema:
 
     def largest(self, limit: int) -> int:
         """Return the bytes of the largest message that fits, if no body exceeds ``limit`` bytes."""
-        layouts = itertools.chain.from_iterable(self.layouts.values())
+        layouts = [layout for of_kind in self.layouts.values() for layout in of_kind]
         bodies = [min(limit, sum(spec.summed.bytes for spec in layout.tensors.values())) for layout in layouts]
         return MAX_HEADER + max(bodies, default=0)
 

@@ -147,7 +147,6 @@ class Plan:
 
         Raises Malformed if a bool tensor holds other bytes than 0 and 1.
         """
-        tensors = {}
         if buffer is not None and self._dtype is not None:
             # A model, whose tensors have one dtype: far fewer operations than tensor by tensor. The gaps between
             # tensors are zero; a sender that fills them spoils only its message.
@@ -158,6 +157,7 @@ class Plan:
                 for path, (shape, strides, at) in self._strided.items()
             }
         else:
+            tensors = {}
             for path, (spec, offset) in self.tensors.items():
                 if spec.bytes == 0:
                     tensors[path] = torch.empty(spec.shape, dtype=spec.dtype)
