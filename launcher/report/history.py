@@ -17,6 +17,7 @@ MAX_CELLS = 200_000
 """Cells of all matrices of mixing weights that a page holds; likewise."""
 PHASES = ("training", "waiting", "queued", "sending", "evaluating")
 SENDERS = ("honest neighbors", "attackers")
+"""Whose messages are compared with an honest peer's own."""
 MAX_TERMS = 24
 """Loss terms that are shown; a method has a few."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from p2pfl import PeerId
+from p2pfl.errors import RunFolderError
 
 
 def drawn(
@@ -36,11 +37,16 @@ def attacks(settings: Mapping[str, Any]) -> dict[PeerId, str]:
     """Return the attackers of a run, ascending, with the names of their attacks: ``sign-flip``, ``noise, scaled``.
 
     Args:
-        settings: the run file as plain values. A run file that was not checked raises TypeError, KeyError, ValueError
-            or AttributeError.
+        settings: the run file as plain values.
+
+    Raises:
+        RunFolderError: they are damaged.
     """
     found: dict[PeerId, list[str]] = {}
-    for number, entry in enumerate(settings.get("adversaries") or ()):
-        for peer in drawn(entry["peers"], number, settings["peers"], settings["seed"]):
-            found.setdefault(peer, []).append(str(entry["name"]))
+    try:
+        for number, entry in enumerate(settings.get("adversaries") or ()):
+            for peer in drawn(entry["peers"], number, settings["peers"], settings["seed"]):
+                found.setdefault(int(peer), []).append(str(entry["name"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise RunFolderError(f"run.yaml: adversaries: damaged: {type(error).__name__}: {error}") from None
     return {peer: ", ".join(names) for peer, names in sorted(found.items())}

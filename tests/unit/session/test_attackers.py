@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 from tests.conftest import tree
@@ -33,6 +34,12 @@ def test_a_fraction_draws_other_peers_for_each_entry_and_at_least_one() -> None:
     assert (len(one), len(two)) == (4, 4)
     assert one != two
     assert len(of({"peers": {"fraction": 0.01}, "name": "a"})) == 1
+
+
+@pytest.mark.parametrize("entry", ["x", {"name": "a"}, {"peers": [1]}, {"peers": ["x"], "name": "a"}, {"peers": 3}])
+def test_a_damaged_run_file_is_reported(entry: Any) -> None:
+    with pytest.raises(RunFolderError, match=r"run\.yaml: adversaries: damaged"):
+        of(entry)
 
 
 @pytest.mark.parametrize("peers", [[1, 2], {"fraction": 0.5}])
