@@ -36,17 +36,16 @@ class Distances:
     @torch.no_grad()
     def measure(self, kind: str, tensors: Mapping[PeerId, Tensors], me: PeerId, own: Tensors) -> None:
         """Measure how far the tensors of others are from the peer's own, before these change."""
-        for name, mine in own.items():
-            if not mine.is_floating_point():
+        parts = {name: x for name, x in own.items() if x.is_floating_point()}
+        finite = {name: None if is_finite(x) else x.isfinite() for name, x in parts.items()}
+        squares = [_square(widened(x), finite[name]) for name, x in parts.items()]
+        for j, found in tensors.items():  # one after the other: they may be on disk
+            if j == me:
                 continue
-            finite = None if is_finite(mine) else mine.isfinite()
-            mine = widened(mine)
-            square = _square(mine, finite)
-            for j, found in tensors.items():
-                if j != me:
-                    apart = _square(widened(found[name].to(mine.device)) - mine, finite)
-                    _add(self._apart, (kind, j), apart)
-                    _add(self._own, (kind, j), square)
+            for (name, mine), square in zip(parts.items(), squares, strict=True):
+                apart = _square(widened(found[name].to(mine.device)) - widened(mine), finite[name])
+                _add(self._apart, (kind, j), apart)
+                _add(self._own, (kind, j), square)
 
     def note(self, kind: str, taken: Mapping[PeerId, float], size: int) -> None:
         """Note what fraction of ``size`` elements of each sender was taken: 0 if they were left out."""
