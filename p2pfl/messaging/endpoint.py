@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
@@ -31,10 +30,6 @@ from p2pfl.tensors import Tensors
 
 MessageCounts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
-
-
-def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AbstractAsyncContextManager[None]:
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Endpoint:
         run_id: str,
         conversation: Conversation,
         wait_policy: WaitPolicy | None = None,
-        idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
+        idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         store: BodyStore | None = None,
         pipeline: Pipeline | None = None,
     ) -> None:
@@ -123,11 +118,9 @@ class Endpoint:
         self.journal.begin(t)
         sources = tuple(sorted(self._directions.sources)) if self.prunes else ()
         to = self.neighbors if t == FOREVER else joined
-        self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
-
-    def _awaited_begin(self, t: int) -> bool:
-        """Return whether a peer may wait for Begin(t): as the method prunes, a peer joins, or this one leaves."""
-        return self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
+        # A peer may wait for this Begin if the method prunes, this peer leaves, or a peer joins.
+        awaited = self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
+        self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not awaited))
 
     def begin(self, t: int) -> None:
         """Begin to compute round ``t``, which is open, with all counters at zero."""
@@ -260,7 +253,7 @@ class Endpoint:
             raise HeaderTooLarge(encoded.kind, len(encoded.header), MAX_HEADER)
         if encoded.size > self.max_message:
             raise BodyTooLarge(encoded.size, self.max_message)
-        if checked and encoded.kind in self.schema.kinds:
+        if checked and encoded.kind in self.schema.layouts:
             self.check(encoded.header)
         entry = self.journal.append(encoded, receivers)
         copy = _stored(body, encoded, entry, self.journal) if stored else None
@@ -277,10 +270,6 @@ class Endpoint:
         if plan.count > self.neighborhood.peers:
             raise Unexpected(f"count must be at most {self.neighborhood.peers}, got {shown(plan.count)}")
         return plan
-
-    def decode(self, plan: Plan, t: int, sender: PeerId, body: Tensor | None) -> Message:
-        """Decode the body of an entry, uint8 [plan.size]; on any thread. Raises WireError."""
-        return self.converted(plan.message(t, sender, body))
 
     def converted(self, message: Message) -> Message:
         """Return a decoded message with the result of ``on_receive`` as its body; it may be changed in place.
@@ -307,14 +296,6 @@ class Endpoint:
             self.mailbox.taken_bytes[sender] += message.cost
         else:
             self.mailbox.put(message)
-
-    def fail(self, error: BaseException) -> None:
-        """End this and all later waits with ``error``: the mesh cannot be used."""
-        self.mailbox.fail(error)
-
-    @property
-    def failure(self) -> BaseException | None:
-        return self.mailbox.failure
 
     @property
     def taken_bytes(self) -> int:
@@ -351,8 +332,7 @@ class Endpoint:
             if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
-        absent = [sender for sender in senders if sender not in arrived]
-        if absent:
+        if absent := [sender for sender in senders if sender not in arrived]:
             self.count_as_missing(kind, absent)
         return arrived
 

@@ -12,11 +12,10 @@ import numpy as np
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
 from p2pfl.messaging.neighborhood import Neighborhood
-from p2pfl.messaging.schema import Body, take_apart, tensors_of, with_tensors
+from p2pfl.messaging.schema import B, Body, take_apart, tensors_of, with_tensors
 from p2pfl.messaging.wire import Message
 from p2pfl.tensors import Tensors, clone, digest, widened
 
-B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
 MEMOIZED = 4
@@ -51,14 +50,9 @@ def _participants(
 class Messenger(Protocol):
     """What a Net needs of a peer's endpoint; described there."""
 
-    @property
-    def neighborhood(self) -> Neighborhood: ...
-
-    @property
-    def prunes(self) -> bool: ...
-
-    @property
-    def memo(self) -> dict[str, Tensors] | None: ...
+    neighborhood: Neighborhood
+    prunes: bool
+    memo: dict[str, Tensors] | None
 
     @property
     def sources(self) -> set[PeerId]: ...
@@ -290,15 +284,11 @@ class Net:
         Returns:
             {source: body}, as ``gather`` does.
         """
-        if among is None:
+        senders = among if among is None or isinstance(among, Participants) else set(among)
+        if senders is None or self.me in senders:
             await self.broadcast(body)
-            return await self.gather(type(body), deadline_factor=deadline_factor)
-        senders = among if isinstance(among, Participants) else set(among)
-        if self.me in senders:
-            await self.broadcast(body)
-        return await self.gather(
-            type(body), of=[j for j in self.sources if j in senders], deadline_factor=deadline_factor
-        )
+        of = None if senders is None else [j for j in self.sources if j in senders]
+        return await self.gather(type(body), of, deadline_factor)
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
         """Record that a body of ``kind`` arrived that its receiver cannot use."""

@@ -14,6 +14,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, MessageSchema
 from p2pfl.messaging.topology import Topology
 from p2pfl.messaging.wire import Message
+from p2pfl.tensors import Tensors
 from tests.bodies import LAYOUTS, Word, complete, line, net_of, star, stored, vector
 
 
@@ -34,7 +35,7 @@ class ScriptedEndpoint:
     """Receives what a test says, and records what is sent."""
 
     prunes = False
-    memo = None
+    memo: dict[str, Tensors] | None = None
 
     def __init__(self, me: int, topology: Topology, received: Mapping[int, Message] = MappingProxyType({})) -> None:
         self.neighborhood = Neighborhood(me, topology)
