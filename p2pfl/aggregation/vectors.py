@@ -3,8 +3,8 @@
 The vector of a contribution is all of its floating-point tensors, one after the other. It is never built: squares, in
 the dtype of the tensors or float32, are summed in float64, part by part in the order of the names.
 
-A contribution that holds NaN or an infinity is *broken*: what this module returns leaves it out, unless all are. Entries
-at which all hold the same infinity, such as a mask, are equal, and break none.
+A contribution that holds NaN or an infinity is *broken*: what this module returns leaves it out, unless all are.
+Entries at which all hold the same infinity, such as a mask, are equal, and break none.
 """
 
 from __future__ import annotations
