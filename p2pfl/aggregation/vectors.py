@@ -1,10 +1,10 @@
 """Contributions as vectors: norms, distances, and vectors that are moved toward others.
 
-The vector of a contribution is all of its floating-point tensors, one after the other. It is never built: squares are
-summed part by part in the order of the names, those of a part in the dtype of the tensors, and parts in float64.
+The vector of a contribution is all of its floating-point tensors, one after the other. It is never built: squares, in
+the dtype of the tensors or float32, are summed in float64, part by part in the order of the names.
 
-A contribution that holds NaN or an infinity is *broken*: what this module returns leaves it out. Entries at which all
-hold the same infinity, such as a mask, are equal, and break none.
+A contribution that holds NaN or an infinity is *broken*: what this module returns leaves it out, unless all are.
+Entries at which all hold the same infinity, such as a mask, are equal, and break none.
 """
 
 from __future__ import annotations
@@ -139,10 +139,13 @@ def _without(given: Contributions, broken: NDArray[np.bool_]) -> Contributions:
 def center_of(given: Contributions) -> Tensors:
     """Return what a peer that trusts its own contribution measures the others by.
 
-    That is its own; without one, as for a class that it has no samples of, or after a divergence, the median of each
-    coordinate.
+    That is its own; without one, as for a class that it has no samples of, or if it holds NaN after a divergence, the
+    median of each coordinate.
     """
-    return Median().combine(given) if given.own is None else given.own
+    own = given.own
+    if own is None or any(not is_finite(x) and bool(x.isnan().any()) for x in own.values()):
+        return Median().combine(given)
+    return own
 
 
 @dataclass(frozen=True, eq=False)

@@ -207,6 +207,15 @@ def test_one_entry_that_is_not_a_number_does_not_pass(section: Any) -> None:
 
 
 @pytest.mark.parametrize("section", RULES, ids=every)
+def test_a_peer_that_has_diverged_continues_with_what_the_others_have(section: Any) -> None:
+    values = models()
+    values[0] = {name: torch.full_like(tensor, math.nan) for name, tensor in values[0].items()}
+    found = combine(rule(section), contributions(values))
+    for tensor in found.values():
+        torch.testing.assert_close(tensor, torch.ones_like(tensor), rtol=0.0, atol=0.2)
+
+
+@pytest.mark.parametrize("section", RULES, ids=every)
 def test_a_mask_of_infinities_that_all_have_stays(section: Any) -> None:
     values = models()
     for tensors in values.values():
