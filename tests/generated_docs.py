@@ -51,7 +51,7 @@ def algorithms() -> str:
 
 RULES = "| rule | what it does | parameters | bears | weights |\n|---|---|---|---:|---|\n"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
-EXAMPLES: dict[str, dict[str, Any]] = {"centered-clipping": {"radius": 1.0}}
+EXAMPLES: dict[str, dict[str, Any]] = {"centered-clipping": {"radius": 1.0}, "clip": {"radius": 1.0}}
 """Values of required parameters, which do not matter here."""
 
 
