@@ -1,0 +1,1 @@
+"""Attackers among the peers: measurements beside published ones."""
