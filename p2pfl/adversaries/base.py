@@ -1,14 +1,16 @@
-"""Base class of all attacks."""
+"""Base classes of all attacks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.messaging.schema import Body
+from p2pfl.messaging.schema import Body, Layout, TensorPath
 from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
 
@@ -21,14 +23,19 @@ class Attacker:
         me: this peer.
         peers: number of peers.
         adversaries: all peers of the run that attack, this one included.
+        layouts: what this peer accepts of others, which accept the same.
         memory: what the attack remembers from round to round, tensors and plain values by name; part of the
             checkpoint.
+        before: what the tensors of the body were when the peer began to train, by path. Only for attacks with
+            ``uses_before``, and only of tensors that belong to a model: others are updates, or computed anew.
     """
 
     me: PeerId
     peers: int
     adversaries: frozenset[PeerId]
+    layouts: Sequence[Layout] = ()
     memory: dict[str, Any] = field(default_factory=dict)
+    before: Mapping[TensorPath, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,11 @@ class Adversary(Options, ABC):
 
     Random numbers come from torch's global generators, which hold the peer's stream meanwhile.
     """
+
+    uses_before: ClassVar[bool] = False
+    """Whether ``Attacker.before`` is needed: then the peer keeps a copy of its models."""
+    trains: ClassVar[bool] = True
+    """Whether the peer trains."""
 
     @abstractmethod
     def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Body | Mapping[PeerId, Body]:
@@ -52,6 +64,10 @@ class Adversary(Options, ABC):
             A body for all receivers, or one for each receiver; a receiver without one gets nothing. Receivers drop a
             body that the method's layouts do not accept, so this peer refuses to send it.
         """
+
+    def changes(self, layout: Layout) -> bool:
+        """Return whether the attack can change bodies with this layout. One that changes nothing is refused."""
+        return True
 
 
 ADVERSARIES: Table[type[Adversary]] = Table("adversary")

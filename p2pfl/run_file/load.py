@@ -250,7 +250,7 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
         *(("aggregation", name) for name in _names_within(file.aggregation, "rules")),
         ("gradient", file.gradient.name),
         *(("codec", codec.name) for codec in file.codec.values()),
-        *(("adversary", attack.name) for attack in file.adversaries),
+        *(("adversary", name) for attack in file.adversaries for name in _names_within(attack, "attacks")),
         *(("graph", name) for name in _names_within(file.graph, "graphs")),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),
@@ -262,7 +262,7 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
 
 
 def _names_within(section: Named, key: str) -> Iterator[str]:
-    """The names in the section of a graph or a rule: a list has several, at ``key``."""
+    """The names in the section of a graph, a rule or an attack: one of several has them at ``key``."""
     yield section.name
     members = section.given.get(key)
     for member in members if isinstance(members, list | tuple) else ():

@@ -118,7 +118,7 @@ class Session:
             runtime.wait_policy,
             self._idle,
             runtime.store,
-            make_pipeline(run, me, layouts, self.streams),
+            make_pipeline(run, me, layouts, self.streams, self.algorithm),
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
