@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.data.loaders import Inputs, Labels
+from p2pfl.inputs import Size
 from p2pfl.messaging.schema import Body, Layout, TensorPath
 from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
@@ -68,6 +71,37 @@ class Adversary(Options, ABC):
     def changes(self, layout: Layout) -> bool:
         """Return whether the attack can change bodies with this layout. One that changes nothing is refused."""
         return True
+
+
+@dataclass(frozen=True)
+class Poisoning(Adversary):
+    """An attack on the peer's own training samples, when they are loaded; those for validation and tests stay true.
+
+    What the peer sends is the truth about what it has learned. A subclass implements ``poison``, and ``check`` if not
+    every dataset suits.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("poison",)
+    """The methods that a subclass must define."""
+
+    def poison(
+        self, inputs: Inputs, labels: Labels, classes: int, draw: np.random.Generator
+    ) -> tuple[Inputs, Labels]:
+        """Return the samples that the peer learns from.
+
+        Args:
+            inputs: as they are stored, [N, …]; a copy, which may be modified.
+            labels: int64 [N], in [0, classes); a copy too.
+            classes: K, number of classes of the dataset.
+            draw: the only source of random numbers, equal whenever the data are loaded.
+        """
+        raise NotImplementedError
+
+    def check(self, classes: int, channels: int, size: Size) -> None:
+        """Raise DataError if the attack does not suit a dataset with such inputs (p2pfl/inputs.py)."""
+
+    def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Body:
+        return body
 
 
 ADVERSARIES: Table[type[Adversary]] = Table("adversary")

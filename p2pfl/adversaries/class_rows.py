@@ -69,7 +69,8 @@ class RandomPrototypes(Adversary):
 
 def _norms(rows: Tensor) -> Tensor:
     """Return the Euclidean norm of each row, [K, 1]."""
-    return torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return norms
 
 
 @adversary("head-swap")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from p2pfl import PeerId
-from p2pfl.adversaries.base import ADVERSARIES, Adversary, Attacker, adversary
+from p2pfl.adversaries.base import ADVERSARIES, Adversary, Attacker, Poisoning, adversary
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.registry import parse_section
 
@@ -21,7 +21,7 @@ def _parsed(section: str | dict[str, Any]) -> tuple[str, Adversary]:
 
 def _checked(section: str | dict[str, Any]) -> dict[str, Any]:
     name, attack = _parsed(section)
-    if not attack.trains:
+    if not attack.trains or isinstance(attack, Poisoning):
         raise ValueError(f"{name!r} concerns all receivers; give it an entry of its own in adversaries")
     return {"name": name, **attack.to_dict()}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
 from p2pfl import PeerId, public_keys
+from p2pfl.adversaries.base import Adversary, Poisoning
 from p2pfl.aggregation import Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.graphs import Graph, TimeVaryingGraph
@@ -95,6 +96,16 @@ def check_rules(
             yield OptionProblem(("algorithm", "clip_norm"), text)
         if gradient is not None and type(gradient) is not GradientRule:
             yield OptionProblem(("gradient",), f"{file.gradient.name!r} {text}")
+
+
+def check_attacks(file: RunFile, attacks: Sequence[Adversary | None]) -> Iterator[OptionProblem]:
+    """Data are poisoned when they are loaded, whatever the round and the message."""
+    for number, (entry, attack) in enumerate(zip(file.adversaries, attacks, strict=True)):
+        if isinstance(attack, Poisoning):
+            for key, given in (("from", entry.first), ("messages", entry.messages)):
+                if given:
+                    text = f"has no effect: {entry.name!r} poisons training data when they are loaded; remove it"
+                    yield OptionProblem(("adversaries", number, key), text)
 
 
 def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:

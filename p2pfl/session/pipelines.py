@@ -10,7 +10,7 @@ import torch
 
 from p2pfl import PeerId, rng
 from p2pfl.adversaries.attacking import Attacking
-from p2pfl.adversaries.base import Attacker
+from p2pfl.adversaries.base import Attacker, Poisoning
 from p2pfl.adversaries.before import Before
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm
@@ -71,6 +71,7 @@ def _attacking(
     attacking = [
         Attacking(attack, Attacker(me, run.peers, adversaries, layouts), streams, entry.first, entry.messages, before)
         for entry, attack in mine
+        if not isinstance(attack, Poisoning)
     ]
     return [*attacking] if before is None else [before, *attacking]
 
@@ -86,7 +87,7 @@ def _check_effect(run: Run, number: int, layouts: Iterable[Layout]) -> None:
     """Raise RunFileError if an attack can change no message of the method."""
     entry, attack = run.file.adversaries[number], run.attacks[number]
     chosen = [layout for layout in layouts if not entry.messages or layout.body.kind() in entry.messages]
-    if attack.trains and not any(map(attack.changes, chosen)):
+    if attack.trains and not isinstance(attack, Poisoning) and not any(map(attack.changes, chosen)):
         kinds = ", ".join(sorted({layout.body.kind() for layout in chosen}))
         found = f"sends {kinds}, in which it changes nothing" if chosen else "sends nothing"
         text = f"{entry.name!r} has no effect: {run.algorithm.name} {found}; choose another attack"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from p2pfl.adversaries import ADVERSARIES
 from p2pfl.algorithms import ALGORITHMS
@@ -16,16 +17,19 @@ from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.method_results import layouts_of
+from p2pfl.simulation.machine import Machine
 from p2pfl.simulation.simulate import simulate
+from p2pfl.simulation.virtual import run_virtually
 from tests.conftest import tree
 from tests.golden.runs import RUNS
 from tests.simulation.test_stop_and_resume import stop_all_after
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "noise": {"std": 0.1},
+    "label-flip": {"flips": {0: 1, 1: 0}},
     "equivocate": {"attacks": ["none", "sign-flip", {"name": "noise", "std": 0.5}]},
 }
-"""Of attacks without defaults."""
+"""Of attacks that need some, and some that a run file writes otherwise than it reads them."""
 FIRST = {settings["algorithm"]["name"]: name for name, settings in reversed(RUNS.items())}
 """The first of tests/golden/runs.py of each method."""
 
@@ -71,6 +75,20 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(name: str, pr
     expected = outcome(run)
     assert outcome(run, folder) == expected
     assert expected != outcome(make(name))
+
+
+def test_a_resolved_run_file_gives_an_equal_run() -> None:
+    run = make("dpsgd, steps", *({"peers": [0], "name": name, **OPTIONS.get(name, {})} for name in ADVERSARIES))
+    again = from_dict(yaml.safe_load(run.to_yaml()))
+    assert (again.attacks, again.config_hash()) == (run.attacks, run.config_hash())
+
+
+def test_bytes_are_predicted_with_the_classes_of_poisoned_samples() -> None:
+    run = make("fedproto, some take part", {"peers": [0, 1, 2], "name": "label-flip", "flips": {0: 1, 5: 6, 7: 6}})
+    predicted = run_virtually(run, Machine(cores=4, training_seconds=1.0, evaluation_seconds=1.0))
+    sent = [{str(to): kinds for to, kinds in sorted(peer.sent.items())} for peer in predicted.peers]
+    assert sent == [result.sent for result in simulate(run)]
+    assert sent != [result.sent for result in simulate(make("fedproto, some take part"))]
 
 
 def test_the_same_peers_without_an_attack_send_what_they_would() -> None:

@@ -30,7 +30,7 @@ class Model(Body):
     samples: int = 5
 
 
-def model(*numbers: float, dtype: torch.dtype = torch.float32, **others: Tensor) -> Model:
+def model(*numbers: float, dtype: torch.dtype = torch.float32, **others: Any) -> Model:
     return Model({"w": torch.tensor(numbers, dtype=dtype), **others})
 
 
@@ -85,7 +85,7 @@ def test_dtypes_integers_and_fields_stay_and_nothing_overflows() -> None:
 def test_a_running_variance_stays_positive_and_masks_stay() -> None:
     variance = {"bn.running_var": torch.tensor([4.0]), "mask": torch.tensor([-math.inf])}
     before = {"bn.running_var": torch.tensor([1.0]), "mask": torch.tensor([-math.inf])}
-    lie = sent(model(1, **variance), "sign-flip", knowing(**before))
+    lie = sent(Model(variance), "sign-flip", knowing(**before))
     assert (lie.values["bn.running_var"], lie.values["mask"]) == (0.0, -math.inf)  # 1 − (4 − 1) < 0
 
 
@@ -123,8 +123,9 @@ def test_random_prototypes_have_the_norms_of_the_true_ones() -> None:
 @pytest.mark.parametrize("layer", ["head.", "", "head.2."])
 def test_each_class_gets_the_weights_and_the_bias_of_the_next_one(layer: str) -> None:
     weight, bias = f"{layer}weight", f"{layer}bias"
-    others = {"backbone.weight": ROWS, "head.0.weight": torch.ones(5, 2)}
-    lie = sent(model(1, **others, **{weight: ROWS, bias: torch.tensor([1.0, 2.0, 3.0])}), "head-swap")
+    others: dict[str, Any] = {"backbone.weight": ROWS, "head.0.weight": torch.ones(5, 2)}
+    head = {weight: ROWS, bias: torch.tensor([1.0, 2.0, 3.0])}
+    lie = sent(Model({**others, **head}), "head-swap")
     assert lie.values[weight].tolist() == [[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]]
     assert lie.values[bias].tolist() == [2.0, 3.0, 1.0]
     assert all(torch.equal(lie.values[name], x) for name, x in others.items())
