@@ -159,10 +159,10 @@ class RawPeer:
     async def read(self, link: ZmqLink, **wanted: Any) -> Start:
         """Connect, and have the link begin to send."""
         self.connect(link)
-        await self.expect(Hello)
-        self.send(want(1, **wanted))
-        start: Start = await self.expect(Start)
-        return start
+        while not isinstance(message := (await self.receive())[1], Start):
+            if isinstance(message, Hello):  # of each connection, if the link connects anew meanwhile
+                self.send(want(1, **wanted))
+        return message
 
     async def body(self) -> Body:
         """Receive the body of the next entry that fits into one chunk, except Begin."""
