@@ -12,7 +12,7 @@ from p2pfl import PeerId
 from p2pfl.adversaries.base import Adversary, Attacker
 from p2pfl.adversaries.before import Before
 from p2pfl.errors import PluginError
-from p2pfl.messaging.pipeline import Pipeline
+from p2pfl.messaging.pipeline import NOTHING, Pipeline
 from p2pfl.messaging.schema import Body, take_apart
 from p2pfl.rng import Streams
 
@@ -45,10 +45,21 @@ class Attacking(Pipeline):
         self._kinds = kinds
         self._before = before
 
-    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
-        if t < self._first or (self._kinds and body.kind() not in self._kinds):
+    def _attacks(self, kind: str, t: int) -> bool:
+        return t >= self._first and (not self._kinds or kind in self._kinds)
+
+    def awaits(self, kind: str, senders: Collection[PeerId], t: int) -> Collection[PeerId]:
+        """Return the honest senders: attackers, which the run file names, do not wait for one another."""
+        rushes = self._adversary.rushing and self._attacks(kind, t)
+        return set(senders) - self._attacker.adversaries if rushes else ()
+
+    def outgoing(
+        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
+    ) -> Iterable[tuple[Sequence[PeerId], Body]]:
+        if not self._attacks(body.kind(), t):
             return [(to, body)]
-        attacker = self._attacker if self._before is None else replace(self._attacker, before=self._before.of_body)
+        before = {} if self._before is None else self._before.of_body
+        attacker = replace(self._attacker, before=before, others=others if self._adversary.rushing else NOTHING)
         with self._streams.torch("adversary"), torch.no_grad():
             sent = self._adversary.attack(body, to, t, attacker)
         bodies = dict.fromkeys(to, sent) if isinstance(sent, Body) else {j: sent[j] for j in to if j in sent}

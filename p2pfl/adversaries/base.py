@@ -13,6 +13,7 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.data.loaders import Inputs, Labels
 from p2pfl.inputs import Size
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body, Layout, TensorPath
 from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
@@ -23,22 +24,36 @@ class Attacker:
     """The peer that attacks.
 
     Attributes:
-        me: this peer.
-        peers: number of peers.
+        place: this peer in the graph of each round.
         adversaries: all peers of the run that attack, this one included.
         layouts: what this peer accepts of others, which accept the same.
         memory: what the attack remembers from round to round, tensors and plain values by name; part of the
             checkpoint.
         before: what the tensors of the body were when the peer began to train, by path. Only for attacks with
             ``uses_before``, and only of tensors that belong to a model: others are updates, or computed anew.
+        others: what honest neighbors send in place of this body, at the same point of the round, ascending. Only for
+            attacks that are ``rushing``; empty where a method has no such point, or where none arrived.
     """
 
-    me: PeerId
-    peers: int
+    place: Neighborhood
     adversaries: frozenset[PeerId]
     layouts: Sequence[Layout] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     before: Mapping[TensorPath, Tensor] = field(default_factory=dict)
+    others: Mapping[PeerId, Body] = field(default_factory=dict)
+
+    @property
+    def me(self) -> PeerId:
+        return self.place.me
+
+    @property
+    def peers(self) -> int:
+        """Number of peers of the run."""
+        return self.place.peers
+
+    def attackers_nearby(self, t: int) -> int:
+        """Return the number of attackers among this peer and the neighbors that send to it in round ``t``."""
+        return 1 + len(self.adversaries.intersection(self.place.topology_at(t).sources[self.me]))
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,8 @@ class Adversary(Options, ABC):
 
     uses_before: ClassVar[bool] = False
     """Whether ``Attacker.before`` is needed: then the peer keeps a copy of its models."""
+    rushing: ClassVar[bool] = False
+    """Whether ``Attacker.others`` is needed: then the peer sends only when its honest neighbors have sent."""
     trains: ClassVar[bool] = True
     """Whether the peer trains."""
 

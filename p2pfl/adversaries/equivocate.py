@@ -46,6 +46,10 @@ class Equivocate(Adversary):
     def uses_before(self) -> bool:  # type: ignore[override]
         return any(member.uses_before for member in self.members)
 
+    @property
+    def rushing(self) -> bool:  # type: ignore[override]
+        return any(member.rushing for member in self.members)
+
     def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Mapping[PeerId, Body]:
         sent: dict[PeerId, Body] = {}
         for number, member in enumerate(self.members):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -219,7 +219,15 @@ class Endpoint:
         return {neighbor for neighbor in reached if self._directions.receives(neighbor, self.t)}
 
     async def send(
-        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
+        self,
+        to: Iterable[PeerId],
+        body: B,
+        count: int | None = None,
+        *,
+        stored: bool = False,
+        checked: bool = False,
+        alongside: Collection[PeerId] = (),
+        deadline_factor: float = 1.0,
     ) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for neighbors that are far behind.
 
@@ -229,6 +237,9 @@ class Endpoint:
                 this kind: they would drop it, and wait until the deadline.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, all
                 have disconnected, a pipeline has changed it, or somebody has deleted the file.
+            alongside: sources that send a body of this kind at the same point of the round, whether or not they have
+                got this one: a pipeline may see theirs first.
+            deadline_factor: factor of the deadline for that.
 
         Raises:
             HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection each time that
@@ -237,13 +248,14 @@ class Endpoint:
         """
         if not (receivers := tuple(to)):
             return None
+        others = await self._others(body.kind(), alongside, deadline_factor)
         clock = asyncio.get_running_loop().time
         began = clock()
         copy = None
         if count is not None or self._pipeline is None:
             copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
         else:
-            for some, changed in self._pipeline.outgoing(body, receivers, self.t):
+            for some, changed in self._pipeline.outgoing(body, receivers, self.t, others):
                 if changed is body:
                     copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
                 else:
@@ -253,6 +265,17 @@ class Endpoint:
                 await self.link.caught_up(behind)
         self.sending += clock() - began
         return copy
+
+    async def _others(self, kind: str, senders: Collection[PeerId], deadline_factor: float) -> dict[PeerId, Body]:
+        """Return the bodies that the pipeline needs before it sends one, as the method will get them, ascending."""
+        if self._pipeline is None or not (awaited := sorted(self._pipeline.awaits(kind, senders, self.t))):
+            return {}
+        await self._wait(kind, awaited, self.t, deadline_factor)
+        found = {sender: self.mailbox.peek((self.t, kind, sender)) for sender in awaited}
+        arrived = {
+            sender: self._pipeline.incoming(message) for sender, message in found.items() if message is not None
+        }
+        return {sender: message.body for sender, message in arrived.items() if message.finite}
 
     def _write(self, receivers: Sequence[PeerId], body: B, count: int, *, stored: bool, checked: bool) -> B | None:
         encoded = wire.encode(body, count)

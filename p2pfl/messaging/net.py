@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -69,7 +69,15 @@ class Messenger(Protocol):
     async def receivers(self) -> set[PeerId]: ...
 
     async def send(
-        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
+        self,
+        to: Iterable[PeerId],
+        body: B,
+        count: int | None = None,
+        *,
+        stored: bool = False,
+        checked: bool = False,
+        alongside: Collection[PeerId] = (),
+        deadline_factor: float = 1.0,
     ) -> B | None: ...
 
     async def take(
@@ -223,11 +231,13 @@ class Net:
     async def publish(self, body: B) -> B:
         """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.
 
-        They may be modified; that modifies neither ``body`` nor the journal.
+        They may be modified; that modifies neither ``body`` nor the journal. All peers publish at the same point of
+        the round, before they gather what the others publish.
 
         Raises Unexpected, and sends nothing, if this peer accepts bodies of this kind, but not this one.
         """
-        stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True, checked=True)
+        receivers = sorted(await self._endpoint.receivers())
+        stored = await self._endpoint.send(receivers, body, stored=True, checked=True, alongside=self.sources)
         if stored is None:
             return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
         return stored
@@ -290,15 +300,14 @@ class Net:
         Returns:
             {source: body}, as ``gather`` does.
         """
-        if among is None:
-            await self.broadcast(body)
-            return await self.gather(type(body), deadline_factor=deadline_factor)
-        senders = among if isinstance(among, Participants) else set(among)
-        if self.me in senders:
-            await self.broadcast(body)
-        return await self.gather(
-            type(body), of=[j for j in self.sources if j in senders], deadline_factor=deadline_factor
-        )
+        senders = among if among is None or isinstance(among, Participants) else set(among)
+        sources = [j for j in self.sources if senders is None or j in senders]
+        if senders is None or self.me in senders:
+            receivers = await self._receivers_among(None)
+            await self._endpoint.send(
+                receivers, body, checked=True, alongside=sources, deadline_factor=deadline_factor
+            )
+        return await self.gather(type(body), sources, deadline_factor)
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
         """Record that a body of ``kind`` arrived that its receiver cannot use."""

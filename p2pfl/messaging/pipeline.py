@@ -13,16 +13,21 @@ Rules:
    checkpoint at the end of a round must not hold the effect of later messages, which come again after a crash. Those
    that no round has taken leave at the end of their round, before its checkpoint.
 5. The partial sums of an allreduce pass unchanged.
+6. A pipeline may wait for what other peers send at the same point of the round, and see it before it says what this
+   one sends. Such messages stay in the mailbox for the method. Peers that wait so do not wait for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.messaging.wire import Message
+
+NOTHING: Mapping[PeerId, Body] = MappingProxyType({})
 
 
 class Pipeline:
@@ -32,8 +37,22 @@ class Pipeline:
         """Return what is accepted on the wire for bodies with this layout: the layout too, because of rule 5."""
         return [layout]
 
-    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
-        """Yield what is sent in place of ``body``, and to whom; each is encoded and stored once."""
+    def awaits(self, kind: str, senders: Collection[PeerId], t: int) -> Collection[PeerId]:
+        """Return which of some peers' bodies must be there before ``outgoing``, by rule 6.
+
+        Args:
+            senders: the peers that send a body of this kind at the same point of the round to this one.
+        """
+        return ()
+
+    def outgoing(
+        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
+    ) -> Iterable[tuple[Sequence[PeerId], Body]]:
+        """Yield what is sent in place of ``body``, and to whom; each is encoded and stored once.
+
+        Args:
+            others: the bodies that ``awaits`` has asked for, ascending, without those that did not arrive.
+        """
         yield to, body
 
     def incoming(self, message: Message) -> Message:
@@ -69,10 +88,15 @@ class Chain(Pipeline):
             found = [accepted for each in found for accepted in part.layouts(each)]
         return found
 
-    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
+    def awaits(self, kind: str, senders: Collection[PeerId], t: int) -> Collection[PeerId]:
+        return {sender for part in self.parts for sender in part.awaits(kind, senders, t)}
+
+    def outgoing(
+        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
+    ) -> Iterable[tuple[Sequence[PeerId], Body]]:
         bodies = [(to, body)]
         for part in self.parts:
-            bodies = [sent for receivers, each in bodies for sent in part.outgoing(each, receivers, t)]
+            bodies = [sent for receivers, each in bodies for sent in part.outgoing(each, receivers, t, others)]
         return bodies
 
     def incoming(self, message: Message) -> Message:

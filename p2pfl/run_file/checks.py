@@ -55,7 +55,17 @@ def check_loss(name: str, method: type[Algorithm[Any]], hyper: Options) -> Itera
 
 
 def combines(method: type[Algorithm[Any]]) -> bool:
-    """Return whether a method uses the run's aggregation rule: its code, or the code of a base class, names it."""
+    """Return whether a method uses the run's aggregation rule: its code names it."""
+    return bool(_named_by(method) & {"aggregation"})
+
+
+def exchanges(method: type[Algorithm[Any]]) -> bool:
+    """Return whether all peers send at the same point of a round: the code of the method names such a verb."""
+    return bool(_named_by(method) & {"exchange", "exchange_including_own", "publish"})
+
+
+def _named_by(method: type[Algorithm[Any]]) -> set[str]:
+    """Return the global names and the attributes in the code of a method, and of its base classes."""
 
     def names(code: CodeType) -> Iterator[str]:
         yield from code.co_names
@@ -65,7 +75,7 @@ def combines(method: type[Algorithm[Any]]) -> bool:
 
     bases = method.__mro__[: method.__mro__.index(Algorithm)]
     functions = (value for base in bases for value in vars(base).values() if isinstance(value, FunctionType))
-    return any("aggregation" in names(function.__code__) for function in functions)
+    return {name for function in functions for name in names(function.__code__)}
 
 
 def check_rules(
@@ -98,14 +108,23 @@ def check_rules(
             yield OptionProblem(("gradient",), f"{file.gradient.name!r} {text}")
 
 
-def check_attacks(file: RunFile, attacks: Sequence[Adversary | None]) -> Iterator[OptionProblem]:
-    """Data are poisoned when they are loaded, whatever the round and the message."""
+def check_attacks(
+    file: RunFile, method: type[Algorithm[Any]] | None, attacks: Sequence[Adversary | None]
+) -> Iterator[OptionProblem]:
+    """Attacks must have an effect; rushing ones need a point of the round where all peers send."""
     for number, (entry, attack) in enumerate(zip(file.adversaries, attacks, strict=True)):
-        if isinstance(attack, Poisoning):
+        if isinstance(attack, Poisoning):  # whatever the round and the message
             for key, given in (("from", entry.first), ("messages", entry.messages)):
                 if given:
                     text = f"has no effect: {entry.name!r} poisons training data when they are loaded; remove it"
                     yield OptionProblem(("adversaries", number, key), text)
+        if attack is not None and attack.rushing and method is not None and not exchanges(method):
+            text = (
+                f"{entry.name!r} uses what honest neighbors send at the same point of a round, but peers of "
+                f"{file.algorithm.name} send to some, in turn, or nothing; choose an attack on a peer's own "
+                "messages, e.g. sign-flip"
+            )
+            yield OptionProblem(("adversaries", number, "name"), text)
 
 
 def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:

@@ -17,6 +17,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.codecs import Codec
 from p2pfl.codecs.packing import Packing, parts_of
 from p2pfl.errors import P2pflError, PluginError
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Chain, Pipeline
 from p2pfl.messaging.schema import Layout, TensorSpec
 from p2pfl.options import unknown
@@ -27,11 +28,16 @@ from p2pfl.run_file.schema import ALL
 
 
 def make_pipeline(
-    run: Run, me: PeerId, layouts: Sequence[Layout], streams: Streams, algorithm: Algorithm[Any] | None = None
+    run: Run,
+    place: Neighborhood,
+    layouts: Sequence[Layout],
+    streams: Streams,
+    algorithm: Algorithm[Any] | None = None,
 ) -> Pipeline | None:
-    """Return what becomes of peer ``me``'s messages; None if nothing does.
+    """Return what becomes of a peer's messages; None if nothing does.
 
     Args:
+        place: the peer in the graph.
         layouts: what the peer's method accepts.
         algorithm: the peer's; None if nothing is trained. Attacks may copy its models, or keep it from training.
 
@@ -43,7 +49,7 @@ def make_pipeline(
     for number, entry in enumerate(run.file.adversaries):
         _check_kinds(run, f"adversaries.{number}.messages", entry.messages, kinds)
         _check_effect(run, number, layouts)
-    parts = _attacking(run, me, layouts, streams, algorithm)
+    parts = _attacking(run, place, layouts, streams, algorithm)
     _check_kinds(run, "codec", run.codecs.keys() - {ALL}, kinds)
     codec_of = partial(_codec_of, run)
     if any(codec_of(kind) is not None for kind in kinds):
@@ -56,12 +62,12 @@ def make_pipeline(
 
 
 def _attacking(
-    run: Run, me: PeerId, layouts: Sequence[Layout], streams: Streams, algorithm: Algorithm[Any] | None
+    run: Run, place: Neighborhood, layouts: Sequence[Layout], streams: Streams, algorithm: Algorithm[Any] | None
 ) -> list[Pipeline]:
-    """Return the attacks of peer ``me``, in the order of the run file, and ahead of them what they need."""
+    """Return the attacks of a peer, in the order of the run file, and ahead of them what they need."""
     adversaries = frozenset[PeerId]().union(*map(run.attackers, range(len(run.attacks))))
     entries = enumerate(zip(run.file.adversaries, run.attacks, strict=True))
-    mine = [(entry, attack) for number, (entry, attack) in entries if me in run.attackers(number)]
+    mine = [(entry, attack) for number, (entry, attack) in entries if place.me in run.attackers(number)]
     before = None
     if algorithm is not None and mine:
         if any(attack.uses_before for _, attack in mine):
@@ -69,7 +75,7 @@ def _attacking(
         idle_from = min((entry.first for entry, attack in mine if not attack.trains), default=run.rounds)
         algorithm.before_training = partial(_before_training, algorithm.aggregation, before, idle_from)
     attacking = [
-        Attacking(attack, Attacker(me, run.peers, adversaries, layouts), streams, entry.first, entry.messages, before)
+        Attacking(attack, Attacker(place, adversaries, layouts), streams, entry.first, entry.messages, before)
         for entry, attack in mine
         if not isinstance(attack, Poisoning)
     ]

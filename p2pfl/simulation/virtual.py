@@ -253,14 +253,15 @@ class _Peer(Link):
         self.tests = len(subsets[me].test) + (len(dataset.test) if run.file.global_test else 0)
         factors = {straggler.peer: straggler.factor for straggler in run.file.chaos.straggler}
         self.factor = factors.get(me, 1.0) * machine.slow.get(me, 1.0)
+        place = Neighborhood(me, run.topology, run.schedule, run.file.joins_at)
         self.endpoint = _Endpoint(
-            Neighborhood(me, run.topology, run.schedule, run.file.joins_at),
+            place,
             "0" * 16,
             Conversation(kind.layouts, self.algorithm.prunes),
             run.file.transport.wait_policy,
             self._idle,
             _NoBodies(),
-            make_pipeline(run, me, kind.layouts, Streams(run.seed, me)),
+            make_pipeline(run, place, kind.layouts, Streams(run.seed, me)),
         )
         self.endpoint.kind = kind
         self.endpoint.link = self

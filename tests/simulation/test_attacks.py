@@ -13,6 +13,7 @@ from p2pfl.adversaries import ADVERSARIES
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import RunFileError
 from p2pfl.rng import Streams
+from p2pfl.run_file.checks import exchanges
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
@@ -47,7 +48,9 @@ def fitting(name: str) -> list[str]:
     run = make(name)
     layouts = layouts_of(make_algorithm(run, 0, load_data(run), torch.device("cpu"), Streams(0, 0)))
     attacks = {attack: ADVERSARIES[attack].parse(OPTIONS.get(attack, {})) for attack in ADVERSARIES}
-    return [name for name, attack in attacks.items() if not attack.trains or any(map(attack.changes, layouts))]
+    suits = {name: exchanges(run.algorithm) or not attack.rushing for name, attack in attacks.items()}
+    changing = {name: not attack.trains or any(map(attack.changes, layouts)) for name, attack in attacks.items()}
+    return [name for name in attacks if suits[name] and changing[name]]
 
 
 @pytest.mark.parametrize("method", sorted(set(ALGORITHMS) - {"local"}))
@@ -61,20 +64,32 @@ def test_every_method_accepts_what_every_attack_that_fits_sends(method: str) -> 
 
 CASES: dict[str, list[dict[str, Any]]] = {
     "dpsgd, steps": [{"name": "sign-flip"}],  # sends before it trains: the update is of the last round
-    "dpsgd, el-local": [{"name": "equivocate", **OPTIONS["equivocate"], "from": 1}],
+    # Another graph in each round.
+    "dpsgd, el-local": [{"name": "equivocate", "attacks": ["none", "sign-flip", "alie", "dissensus"], "from": 1}],
     "fedavg, some take part": [{"name": "free-rider", "from": 1}, {"name": "count-lie"}, {"name": "noise", "std": 1}],
-    "mapl, two join late": [{"name": "prototype-swap", "messages": ["Prototypes"]}, {"name": "scaled"}],
+    "mapl, two join late": [{"name": "prototype-swap", "messages": ["Prototypes"]}, {"name": "min-max"}],
+    "l2c, pruned": [{"name": "ipm", "of": "updates"}, {"name": "noise", "std": 0.1}],  # received models lie in a file
+    "cga": [{"name": "min-sum"}],
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(name: str, prepare: Any, tmp_path: Path) -> None:
-    run = make(name, *({"peers": [1, 2], **attack} for attack in CASES[name]))
+    stop = 1 + max(1, *RUNS[name].get("joins_at", {}).values(), 0)
+    run = make(name, *({"peers": [1, 2], **attack} for attack in CASES[name]), rounds=stop + 1)
     folder = prepare(tmp_path / "run", run)
-    stop_all_after(run, folder, 1 + max(1, *run.file.joins_at.values(), 0))
+    stop_all_after(run, folder, stop)
     expected = outcome(run)
     assert outcome(run, folder) == expected
-    assert expected != outcome(make(name))
+    assert expected != outcome(make(name, rounds=stop + 1))
+
+
+@pytest.mark.parametrize("method", ["dfml", "fedfomo", "def-kt", "heterofl", "local"])
+def test_rushing_attacks_are_refused_where_peers_do_not_send_at_the_same_time(method: str) -> None:
+    with pytest.raises(RunFileError) as caught:
+        make(FIRST[method], {"peers": [1], "name": "equivocate", "attacks": ["none", "alie"]})
+    assert "adversaries.0.name: 'equivocate' uses what honest neighbors send" in str(caught.value)
+    assert f"but peers of {method} send to some, in turn, or nothing" in str(caught.value)
 
 
 def test_a_resolved_run_file_gives_an_equal_run() -> None:

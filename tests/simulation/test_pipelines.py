@@ -86,6 +86,15 @@ def test_what_an_attack_remembers_is_part_of_the_checkpoint(make: Make, prepare:
     assert expected != outcome(simulate(make("dpsgd, epochs", codec="levels", rounds=4)))
 
 
+def test_an_attacker_sees_what_others_have_packed(make: Make) -> None:
+    def sent_copy(**changes: Any) -> list[str]:
+        attacks = [{"peers": [3], "name": "mimic"}]
+        return [result.digest for result in simulate(make("dpsgd, epochs", rounds=2, adversaries=attacks, **changes))]
+
+    assert sent_copy(codec={"name": "none"}) == sent_copy()
+    assert sent_copy(codec="levels") != sent_copy()
+
+
 def test_several_processes_end_with_the_same_bits(make: Make, prepare: Any, tmp_path: Path) -> None:
     run = make("dpsgd, el-local", **PIPELINES["both"])
     assert outcome(simulate(run, prepare(tmp_path / "run", run), jobs=2)) == outcome(simulate(run))

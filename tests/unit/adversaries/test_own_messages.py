@@ -16,12 +16,14 @@ from p2pfl.adversaries.attacking import Attacking
 from p2pfl.adversaries.base import Attacker
 from p2pfl.adversaries.before import Before
 from p2pfl.algorithms.class_means import Prototypes
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Chain
 from p2pfl.messaging.schema import Body, Layout, TensorPath, tensors_of
 from p2pfl.options import OptionErrors
 from p2pfl.rng import Streams
+from tests.bodies import complete
 
-ATTACKER = Attacker(me=1, peers=4, adversaries=frozenset({1, 3}))
+ATTACKER = Attacker(Neighborhood(1, complete(4)), frozenset({1, 3}))
 
 
 @dataclass(frozen=True)

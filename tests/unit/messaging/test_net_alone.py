@@ -46,9 +46,7 @@ class ScriptedEndpoint:
     async def receivers(self) -> set[int]:
         return self.expected_receivers
 
-    async def send(
-        self, to: Iterable[int], body: Any, count: int | None = None, *, stored: bool = False, checked: bool = False
-    ) -> None:
+    async def send(self, to: Iterable[int], body: Any, count: int | None = None, **options: Any) -> None:
         self.sent.append((list(to), body, count))
 
     async def take(
