@@ -28,4 +28,6 @@ class Mimic(Adversary):
 
     def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Body:
         others = attacker.others
-        return others[self.target if self.target in others else min(others)] if others else body
+        if self.target is not None and self.target in others:
+            return others[self.target]
+        return others[min(others)] if others else body

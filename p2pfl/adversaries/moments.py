@@ -86,39 +86,28 @@ def largest_z(honest: int, attackers: int) -> float:
     return NormalDist().inv_cdf((honest - supporters) / honest) if supporters < honest else 0.0
 
 
-@dataclass(frozen=True)
 class Distances:
-    """Inner products of honest vectors x_j, over all of their tensors, in float64.
+    """Inner products of honest vectors x_j, each over all tensors, in float64 on the CPU.
 
     Attributes:
         between: ‖x_i − x_j‖², [n − f, n − f].
         from_mean: ‖x_j − mean‖², [n − f].
         along: ⟨mean − x_j, std⟩, [n − f].
-        deviation: ‖std‖².
+        deviation: ‖std‖², [].
     """
 
-    between: Tensor
-    from_mean: Tensor
-    along: Tensor
-    deviation: float
-
-    @classmethod
-    def of(cls, honest: Honest) -> Distances:
+    def __init__(self, honest: Honest) -> None:
         count = len(honest.vectors)
-        between, from_mean, along = torch.zeros(count, count), torch.zeros(count), torch.zeros(count)
-        sums = [x.double() for x in (between, from_mean, along, torch.zeros(()))]
+        self.between, self.from_mean, self.along, self.deviation = (
+            torch.zeros(shape, dtype=torch.float64) for shape in ((count, count), (count,), (count,), ())
+        )
         for path in next(iter(honest.vectors.values())):
-            values = honest.stacked(path).flatten(1).double()
+            values = honest.stacked(path).reshape(count, -1).double()
             mean, deviation = (moment.flatten().double() for moment in honest.moments(path))
-            apart = mean - values
-            parts = (
-                torch.stack([(values - value).square().sum(1) for value in values]),
-                apart.square().sum(1),
-                apart @ deviation,
-                deviation.square().sum(),
-            )
-            sums = [total + part.cpu() for total, part in zip(sums, parts, strict=True)]
-        return cls(*sums[:3], float(sums[3]))
+            self.between += torch.stack([(values - value).square().sum(1) for value in values]).cpu()
+            self.from_mean += (mean - values).square().sum(1).cpu()
+            self.along += ((mean - values) @ deviation).cpu()
+            self.deviation += deviation.square().sum().cpu()
 
 
 @adversary("min-max")
@@ -132,8 +121,8 @@ class MinMax(Deviation):
     """
 
     def factor(self, honest: Honest) -> float:
-        d = Distances.of(honest)
-        if d.deviation == 0.0:
+        d = Distances(honest)
+        if not d.deviation:
             return 0.0
         room = (d.between.max() - d.from_mean).clamp(min=0.0)
         return float(((d.along + (d.along.square() + d.deviation * room).sqrt()) / d.deviation).min())
@@ -149,8 +138,8 @@ class MinSum(Deviation):
     """
 
     def factor(self, honest: Honest) -> float:
-        d = Distances.of(honest)
-        if d.deviation == 0.0:
+        d = Distances(honest)
+        if not d.deviation:
             return 0.0
         room = max(0.0, float(d.between.sum(1).max() - d.from_mean.sum()))
-        return math.sqrt(room / (len(d.along) * d.deviation))
+        return math.sqrt(room / (len(d.along) * float(d.deviation)))

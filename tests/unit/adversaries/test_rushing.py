@@ -23,7 +23,7 @@ from p2pfl.algorithms.mapl_prototypes import Prototypes as MAPLPrototypes
 from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
-from p2pfl.messaging.schema import Body, Layout
+from p2pfl.messaging.schema import Body, Layout, TensorPath
 from p2pfl.messaging.topology import Topology
 from p2pfl.rng import Streams
 from p2pfl.simulation.local_link import LocalHub
@@ -42,7 +42,7 @@ def sent(
     **options: Any,
 ) -> Any:
     """Return what peer 4 of a complete graph sends in place of a body: for all, or by receiver."""
-    earlier = {} if before is None else {("x", None): before}
+    earlier: dict[TensorPath, Tensor] = {} if before is None else {("x", None): before}
     place = Neighborhood(4, topology or complete(6))
     attacker = Attacker(place, ATTACKERS, before=earlier, others=others)
     return ADVERSARIES[name].parse(options).attack(body, to, 0, attacker)
@@ -119,6 +119,8 @@ def test_min_max_and_min_sum_by_hand() -> None:
     points = torch.tensor([[-1.0, 0, 0], [1, 0, 0]])  # mean 0, std √2, farthest 2
     assert deviating("min-max", points)[0].tolist() == pytest.approx([-1.0, 0.0, 0.0])  # 1 + γ √2 = 2
     assert deviating("min-sum", points)[0].tolist() == pytest.approx([-1.0, 0.0, 0.0])  # 2 + 2 (γ √2)² = 4
+    scalars = {j: Named({"a": torch.tensor(j - 1.0), "b": torch.zeros(2)}) for j in (0, 2)}
+    assert sent("min-max", scalars, scalars[0]).x["a"] == pytest.approx(-1.0)
     equal = {j: vector(1, 2, 3) for j in range(3)}
     assert [x(sent(name, equal, OWN)) for name in ("min-max", "min-sum")] == [[1, 2, 3]] * 2
 
