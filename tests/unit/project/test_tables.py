@@ -69,6 +69,20 @@ def test_algorithm_has_a_page(name: str) -> None:
     assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
 
 
+@pytest.mark.parametrize("name", sorted(ADVERSARIES))
+def test_attack_has_a_page_with_its_parameters_and_their_defaults(name: str) -> None:
+    page = (REPOSITORY / "docs" / "attacks" / f"{name}.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.MULTILINE))
+    assert rows == {note.name: _as_yaml(note.default) for note in notes(ADVERSARIES[name])}
+    assert f"name: {name}" in page
+
+
+def _as_yaml(default: object) -> str:
+    if isinstance(default, float):
+        return f"{default:g}"
+    return {"None": "null", "False": "false"}.get(str(default), str(default))
+
+
 # ---- what the decorators check of plug-ins -----------------------------------------------------------------
 
 
