@@ -108,10 +108,8 @@ class AddressFiles:
             return False
         try:
             self._file(peer).stat()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            pass  # unknown
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)  # otherwise unknown
         return False
 
     def version(self) -> int:

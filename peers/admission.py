@@ -21,7 +21,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import zmq
@@ -174,8 +174,9 @@ class ConnectionGuard:
                 unread = _bytes_received(connection.fileno()) - known.bytes_read
                 if unread > self._max_unread:
                     # libzmq then reads end-of-file and closes the socket, which sends a reset.
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    connection.shutdown(socket.SHUT_RD)
+                    with suppress(OSError):  # the client has closed it at this moment
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        connection.shutdown(socket.SHUT_RD)
                     text = f"connection closed unread={unread}: incomplete message exceeds {self._max_unread} bytes"
                     log.warning("connections with oversized incomplete messages", text)
 

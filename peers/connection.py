@@ -105,7 +105,7 @@ class Connection:
         """Yield the frames of each message that is due. Ask for another only once the socket has taken the last."""
         endpoint = self._context.endpoint
         run, taken = endpoint.run_id, endpoint.mailbox.taken_bytes[self.peer]
-        if (want := self._due_want(now)) is not None:
+        if (want := self.due_want(now)) is not None:
             yield [control.pack(want, run)]
             self.reader.stated(want, now)
             self._reported = taken
@@ -134,11 +134,8 @@ class Connection:
             self.writer.sent(message)
         self._note_progress()
 
-    def asks(self, now: float) -> bool:
-        """Return whether a Want is due."""
-        return self._due_want(now) is not None
-
-    def _due_want(self, now: float) -> Want | None:
+    def due_want(self, now: float) -> Want | None:
+        """Return what to ask the neighbor for, if that is due."""
         if not self.address or (self.lost_at is not None and self.writer.state is WriterState.DOWN):
             return None
         awaited = self._context.endpoint.mailbox.awaited
@@ -237,8 +234,10 @@ class Connection:
             self.drop_message(error)
             return
         assert isinstance(answer, Refused)
+        # Another process's text: one line in the log, of at most 300 characters.
+        line = "".join(letter if letter.isprintable() else "?" for letter in answer.reason[:300])
         # The address may predate a reboot; another run may have its port now.
-        self._refused(_printable(answer.reason), wrong_peer=run != run_id and not fixed)
+        self._refused(line, wrong_peer=run != run_id and not fixed)
 
     def _refused(self, reason: str, *, wrong_peer: bool = False) -> None:
         context, address = self._context, self.address
@@ -365,11 +364,6 @@ class Connection:
     def forget_progress(self) -> None:
         """Note that this peer does not wait for the neighbor now: if it returns, its time starts again."""
         self._least_left = math.inf
-
-
-def _printable(text: str) -> str:
-    """Sanitize another process's text for the log: one line of at most 300 characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:300])
 
 
 def _frames(message: Outgoing, run: str, journal: Journal, to: PeerId) -> list[Buffer] | None:

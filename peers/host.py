@@ -61,7 +61,7 @@ from p2pfl.errors import P2pflError, RunFolderError, error_text
 from p2pfl.file_locks import require_locks
 from p2pfl.process_title import has_title, set_title
 from p2pfl.run_file.addresses import is_ipv6
-from p2pfl.run_folder.files import read_json, write_atomically, write_errors
+from p2pfl.run_folder.files import json_object, read_json, write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import encode_as_utf8
 from peers.sent_files import SentFiles, inside
@@ -231,7 +231,7 @@ class HostProcess:
             root = Path(folder).expanduser()
         except RuntimeError:
             raise RunFolderError(f"{folder}: no such home folder; give another folder by --host-dir") from None
-        if (info := root / "run.json").is_file() and _run_id(info.read_bytes()) != run:
+        if (info := root / "run.json").is_file() and (json_object(info.read_bytes()) or {}).get("id") != run:
             raise RunFolderError(
                 f"{root}: contains another run; give another folder by --host-dir, or remove it there"
             )
@@ -381,13 +381,6 @@ def find_pid(folder: RunFolder, peer: PeerId) -> int | None:
         found = Path(f"/proc/{status.pid}/cmdline").read_bytes().decode(errors="replace")
         if has_title(found, f"p2pfl peer {peer} {folder.root}"):
             return status.pid
-    return None
-
-
-def _run_id(info: bytes) -> str | None:
-    with suppress(ValueError):
-        found: str | None = json.loads(info).get("id")
-        return found
     return None
 
 

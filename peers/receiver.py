@@ -110,7 +110,7 @@ class Receiver:
                 context.effects.append(Refuse(identity, str(error)))
         if not useful:
             self._count_useless(frames, now, inline)
-        if connection.asks(now):
+        if connection.due_want(now) is not None:
             context.effects.append(Send(connection.peer))
 
     def _handle_hello(self, connection: Connection, identity: bytes, hello: Hello) -> None:
@@ -147,8 +147,7 @@ class Receiver:
         peer, reader = connection.peer, connection.reader
         if entry.offset:
             return self._continue(connection, entry, chunk)
-        verdict = reader.entry(entry)
-        if verdict != "take":
+        if not reader.entry(entry):
             return False
         self._assemblies.pop(peer, None)
         length = len(header)
@@ -191,7 +190,7 @@ class Receiver:
         expected = chunk_length(plan.size, assembly.filled)
         if begins != assembly.filled or len(chunk) != expected:
             del self._assemblies[peer]
-            connection.reader.gap()
+            connection.reader.ask_anew()
             raise Malformed(f"chunk of {len(chunk)} bytes at {begins}; expected {expected} at {assembly.filled}")
         assembly.body.numpy().data[begins:ends] = chunk
         assembly.filled = ends

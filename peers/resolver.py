@@ -12,6 +12,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -71,11 +72,8 @@ class Resolver:
         Call it again until there is a connection: the address may change, and a host may have several.
         """
         host, port = split(address)
-        try:
+        with suppress(ValueError):
             ip_address(host)
-        except ValueError:
-            pass
-        else:
             return address
         name = self._names.setdefault(host, _Name())
         now = self._now()

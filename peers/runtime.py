@@ -82,22 +82,16 @@ def run_peer(
         report_error(str(error))
         return error.exit_code
     try:
-        locked = lock_log(log)
-    except WriteError as error:
-        log.error("%s", error)
+        if not lock_log(log):
+            status = files.status()
+            pid = status.pid if status else "unknown"
+            raise AlreadyRunning(f"already running (process {pid}, perhaps on another host or in another container)")
+    except (AlreadyRunning, WriteError) as error:
+        log.error("%s", f"peer {me} is {error}; exiting" if isinstance(error, AlreadyRunning) else error)
         close_logger(log)
         if echo is None:
             report_error(str(error))
         return error.exit_code
-    if not locked:
-        status = files.status()
-        pid = status.pid if status else "unknown"
-        text = f"already running (process {pid}, perhaps on another host or in another container)"
-        log.error("peer %d is %s; exiting", me, text)
-        close_logger(log)
-        if echo is None:
-            report_error(text)
-        return AlreadyRunning.exit_code
 
     def write_status(phase: Phase, error: str = "") -> None:
         """Write what this peer does now; keep what it, or an earlier process, has achieved."""
@@ -144,18 +138,11 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: RunData, log: logg
     allow_many_files()
     keep_heap()
     device = claim_device(run.file, me)
-    slots, prefix = slots_on(run.file, device)
+    slot = HostSlot(folder.slots, *slots_on(run.file, device))
     transport = run.file.transport
     store = FileStore(folder.peer(me).journal)
     with memory_errors(me, device, run.file):
-        runtime = Runtime(
-            device,
-            transport.wait_policy,
-            HostSlot(folder.slots, slots, prefix),
-            log,
-            alone=True,
-            store=store,
-        )
+        runtime = Runtime(device, transport.wait_policy, slot, log, alone=True, store=store)
         session = Session(run, me, folder.info["id"], data, folder.peer(me), runtime)
         frozen = frozen_digest(session.algorithm)
         session.resume()
@@ -193,7 +180,8 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: RunData, log: logg
             leaving = "finished"
             if result.phase == "failed":
                 raise Diverged(result.error)
-            log.info("finished accuracy=%s digest=%s", _fraction(result.accuracy), result.digest[:16])
+            accuracy = "-" if result.accuracy is None else f"{result.accuracy:.4f}"
+            log.info("finished accuracy=%s digest=%s", accuracy, result.digest[:16])
         except (HandshakeError, NetError):
             leaving = "failed"  # a restart would fail again: no neighbor should wait for this peer
             raise
@@ -273,7 +261,3 @@ def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
 def _short(peers: Sequence[PeerId]) -> str:
     text = ", ".join(map(str, peers[:NAMED])) or "none"
     return f"{text}, … ({len(peers)})" if len(peers) > NAMED else text
-
-
-def _fraction(accuracy: float | None) -> str:
-    return "-" if accuracy is None else f"{accuracy:.4f}"

@@ -46,7 +46,7 @@ class Sockets:
         endpoint: of this peer.
         addresses: folder in which each peer publishes its address while it runs.
         transport: the run file's section.
-        log: receives a line for each refused connection or message.
+        log: receives a line when a host name cannot be resolved.
         journals: of this peer, and of neighbors on this host.
         keys: None disables encryption and authentication.
         health: answers health checks on this host; None disables them.
@@ -69,7 +69,6 @@ class Sockets:
         self.health = health
         book = transport.book(endpoint.neighborhood.peers)
         self.port = book.bound_port(self.me)
-        self.limited_log = LimitedLog(log, monotonic)
         # All peers bind the same transport.host: none listens at an IPv6 address that its name may have too.
         resolver = Resolver(monotonic, log, ipv4_first=not is_ipv6(transport.host))
         self.addresses = AddressFiles(self.me, addresses, book, self.neighbors, resolver, monotonic)
@@ -85,10 +84,14 @@ class Sockets:
         """Return a random number from 0 to 2^53 - 1."""
         return secrets.randbits(53)
 
-    def listen(self) -> ZmqRouter:
-        """Return the only Router, bound and watched. Call this first. Raises RunFolderError if it cannot be bound."""
+    def listen(self, log: LimitedLog) -> ZmqRouter:
+        """Return the only Router, bound and watched. Call this first. Raises RunFolderError if it cannot be bound.
+
+        Args:
+            log: receives a line for each refused connection or message.
+        """
         self.loop = asyncio.get_running_loop()
-        self._shared = SocketContext(self.me, self.neighbors, self.keys, self.limited_log, self.now)
+        self._shared = SocketContext(self.me, self.neighbors, self.keys, log, self.now)
         self._shared.context.set(zmq.MAX_SOCKETS, sockets_for(len(self.neighbors)))
         self._authenticator = KeyAuthenticator(self._shared.context, self.keys, self.neighbors) if self.keys else None
         address = join(self.host, self.port or "*")
@@ -134,21 +137,18 @@ class Sockets:
                 if self._woken in ready:
                     os.read(self._woken, 4096)
                 if self._authenticator and self._authenticator.socket in ready:
-                    self._authenticator.answer(self.limited_log)
-                owners = {shared.owners[socket] for socket in ready if socket in shared.owners}
+                    self._authenticator.answer(shared.limited_log)
                 if shared.monitors.fileno() in ready:
-                    owners |= shared.monitors.ready()
-                timeout = io.send(owners)
-                guard.check(self.limited_log, events=guard.monitor in ready)
+                    ready.update(shared.monitors.poll(0))
+                timeout = io.send({shared.owners[each] for each in ready if each in shared.owners})
+                guard.check(shared.limited_log, events=guard.monitor in ready)
                 if self.health:
                     self.health.answer(ready, poller)
-                self.limited_log.summarize()
         except StopIteration:
             pass
         except Exception as error:  # of what is done between its turns
             with suppress(StopIteration):
                 io.throw(error)  # the I/O loop reports it, so that the peer fails
-        self.limited_log.summarize(last=True)
         if self.health:
             self.health.close(poller)
         if self._authenticator:

@@ -118,10 +118,6 @@ class Forks:
         self._known: dict[tuple[Path, bytes], tuple[Run, RunData]] = {}
         """The last run by its run file, for restarted peers."""
 
-    def send(self, event: dict[str, Any]) -> None:
-        """Report an event."""
-        send_event(self._events, event)
-
     def fork(
         self,
         root: Path,
@@ -139,7 +135,7 @@ class Forks:
         except P2pflError as error:
             print(error, file=sys.stderr, flush=True)
             for peer in peers:
-                self.send({"event": "exited", "peer": peer, "code": 1, "error": str(error)})
+                send_event(self._events, {"event": "exited", "peer": peer, "code": 1, "error": str(error)})
             return
         set_title(f"p2pfl warm {folder.root}")
         try:
@@ -170,7 +166,7 @@ class Forks:
             pid = os.fork()
         except OSError as error:
             message.close()
-            self.send({"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)})
+            send_event(self._events, {"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)})
             return
         if pid == 0:
             for descriptor in close:
@@ -179,7 +175,7 @@ class Forks:
                 other.close()
             _become(folder, peer, run, data, message)
         self.children[pid] = peer, message
-        self.send({"event": "started", "peer": peer, "pid": pid})
+        send_event(self._events, {"event": "started", "peer": peer, "pid": pid})
 
     def load(self, folder: RunFolder) -> tuple[Run, RunData]:
         """Load the run and its data, unless that was done before. Raises P2pflError."""
@@ -203,7 +199,7 @@ class Forks:
                     error = message[:].rstrip(b"\0").decode(errors="replace")
                 code = os.waitstatus_to_exitcode(status)
                 self._before_exit(peer)
-                self.send({"event": "exited", "peer": peer, "code": code, "error": error})
+                send_event(self._events, {"event": "exited", "peer": peer, "code": code, "error": error})
 
 
 def _why_not_forked(error: OSError) -> str:

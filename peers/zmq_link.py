@@ -82,7 +82,7 @@ class ZmqLink(Link):
 
         If there is a checkpoint, restore the endpoint from it before.
         """
-        router = self.world.listen()
+        router = self.world.listen(self.context.limited_log)
         self.bound, self.address = router.bound, self.world.addresses.publish(router.bound)
         self.io.start(router)
         self.checkpointed(self.endpoint.durable)
@@ -90,7 +90,6 @@ class ZmqLink(Link):
     def announce(self, entry: JournalEntry) -> None:
         if self._optional_due is not None:
             self._optional_due.cancel()
-            self._optional_due = None
         at = self.io.now()
         self.io.submit(lambda: self.io.announce(entry, at), soon=not entry.optional)
         if entry.optional:  # mostly, another entry follows soon, and makes it superfluous
@@ -109,8 +108,8 @@ class ZmqLink(Link):
                 self.io.connections[peer].behind = True
             if not (waiting := self.behind(waiting)):
                 return
-            if self.endpoint.failure is not None:
-                raise self.endpoint.failure
+            if self.endpoint.mailbox.failure is not None:
+                raise self.endpoint.mailbox.failure
             if not await deadline.allows(self._caught_up.wait()):
                 names, queue, deadline_s = ",".join(map(str, waiting)), self.transport.queue, self.transport.deadline
                 self.log.warning(
@@ -176,7 +175,7 @@ class ZmqLink(Link):
                     self._dead.discard(peer)
                     endpoint.mailbox.mark_connected(peer)
                 case Failed(error):
-                    endpoint.fail(error)
+                    endpoint.mailbox.fail(error)
                     self._caught_up.set()
 
     def _disconnected(self, peer: PeerId, finished: bool) -> None:

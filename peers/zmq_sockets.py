@@ -51,37 +51,6 @@ def sockets_for(neighbors: int) -> int:
     return 3 * neighbors + 64
 
 
-class Monitors:
-    """The monitors of all DEALERs as one descriptor to poll: polling hundreds of sockets would take milliseconds.
-
-    libzmq's descriptor of a socket is edge-triggered: read a ready monitor to its end.
-    """
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._owners: dict[int, object] = {}
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
-
-    def add(self, monitor: zmq.Socket[bytes], owner: object) -> None:
-        descriptor = int(monitor.get(zmq.FD))
-        self._owners[descriptor] = owner
-        self._epoll.register(descriptor, select.EPOLLIN)
-
-    def remove(self, monitor: zmq.Socket[bytes]) -> None:
-        descriptor = int(monitor.get(zmq.FD))
-        del self._owners[descriptor]
-        self._epoll.unregister(descriptor)
-
-    def ready(self) -> set[object]:
-        """Return the owners of the monitors that may have events."""
-        return {self._owners[descriptor] for descriptor, _ in self._epoll.poll(0)}
-
-    def close(self) -> None:
-        self._epoll.close()
-
-
 @dataclass(frozen=True)
 class SocketContext:
     """What the sockets of a peer share.
@@ -100,9 +69,13 @@ class SocketContext:
     now: Callable[[], float]
     context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     poller: zmq.Poller = field(default_factory=zmq.Poller)
-    owners: dict[zmq.Socket[bytes], object] = field(default_factory=dict)
-    """{socket: the ZmqRouter or ZmqDealer that owns it}"""
-    monitors: Monitors = field(default_factory=Monitors)
+    monitors: select.epoll = field(default_factory=select.epoll)
+    """The monitors of all DEALERs as one descriptor to poll: polling hundreds of sockets would take milliseconds.
+
+    libzmq's descriptor of a socket is edge-triggered: read a ready monitor to its end.
+    """
+    owners: dict[zmq.Socket[bytes] | int, object] = field(default_factory=dict)
+    """{socket, or descriptor of a monitor: the ZmqRouter or ZmqDealer that owns it}"""
 
     def open(self, owner: object, kind: int, options: Options) -> zmq.Socket[bytes]:
         socket = self.context.socket(kind)
@@ -208,7 +181,6 @@ class ZmqDealer:
     """Sends to one neighbor at one address, and receives its answers. Reconnects by itself."""
 
     def __init__(self, shared: SocketContext, to: PeerId, address: str) -> None:
-        self.to = to
         self.watched = False
         """Room to send wakes the I/O loop."""
         self._shared = shared
@@ -247,7 +219,8 @@ class ZmqDealer:
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )  # fmt: skip
-        shared.monitors.add(self.monitor, self)
+        shared.owners[self.monitor.fileno()] = self
+        shared.monitors.register(self.monitor, select.EPOLLIN)
         self.socket.connect(address)
 
     def send(self, frames: Sequence[Buffer]) -> bool:
@@ -303,6 +276,7 @@ class ZmqDealer:
             self._shared.poller.register(self.socket, zmq.POLLOUT if on else 0)
 
     def close(self) -> None:
-        self._shared.monitors.remove(self.monitor)
+        self._shared.monitors.unregister(self.monitor)
+        del self._shared.owners[self.monitor.fileno()]
         self._shared.close(self.socket)
         self.monitor.close(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2pfl.errors import WireError
 from p2pfl.messaging import control, wire
-from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Entry, Hello, Id, Nothing, Refused, Start, Want
+from p2pfl.messaging.control import BEFORE, TYPES, Entry, Hello, Id, Nothing, Refused, Start, Want
 from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.tensors import digest
@@ -144,7 +144,7 @@ def is_accepted(frames: Sequence[bytes]) -> bool:
         Exception: the decoder raised anything but a WireError.
     """
     try:
-        message, _, rest = control.unpack(frames, RUN_ID, (*FROM_WRITER, *FROM_READER))
+        message, _, rest = control.unpack(frames, RUN_ID, TYPES)
         assert control.unpack([control.pack(message, RUN_ID)], RUN_ID, (type(message),))[0] == message
         if not isinstance(message, Entry) or message.offset or message.segment:
             return True

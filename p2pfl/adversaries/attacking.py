@@ -12,7 +12,7 @@ from p2pfl import PeerId
 from p2pfl.adversaries.base import Adversary, Attacker
 from p2pfl.adversaries.before import Before
 from p2pfl.errors import PluginError
-from p2pfl.messaging.pipeline import NOTHING, Pipeline
+from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import Body, take_apart
 from p2pfl.rng import Streams
 
@@ -44,6 +44,7 @@ class Attacking(Pipeline):
         self._first = first
         self._kinds = kinds
         self._before = before
+        self._seen: dict[str, Mapping[PeerId, Body]] = {}
 
     def _attacks(self, kind: str, t: int) -> bool:
         return t >= self._first and (not self._kinds or kind in self._kinds)
@@ -53,13 +54,15 @@ class Attacking(Pipeline):
         rushes = self._adversary.rushing and self._attacks(kind, t)
         return set(senders) - self._attacker.adversaries if rushes else ()
 
-    def outgoing(
-        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
-    ) -> Iterable[tuple[Sequence[PeerId], Body]]:
+    def see(self, kind: str, bodies: Mapping[PeerId, Body]) -> None:
+        self._seen[kind] = bodies
+
+    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
+        others = self._seen.pop(body.kind(), {})
         if not self._attacks(body.kind(), t):
             return [(to, body)]
         before = {} if self._before is None else self._before.of_body
-        attacker = replace(self._attacker, before=before, others=others if self._adversary.rushing else NOTHING)
+        attacker = replace(self._attacker, before=before, others=others if self._adversary.rushing else {})
         with self._streams.torch("adversary"), torch.no_grad():
             sent = self._adversary.attack(body, to, t, attacker)
         bodies = dict.fromkeys(to, sent) if isinstance(sent, Body) else {j: sent[j] for j in to if j in sent}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.messaging.pipeline import NOTHING, Pipeline
+from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import Body, TensorPath, tensors_of
 from p2pfl.tensors import Tensors, clone
 
@@ -38,9 +38,7 @@ class Before(Pipeline):
             self._kept = clone(self._tensors())
             self._t = t
 
-    def outgoing(
-        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
-    ) -> Iterable[tuple[Sequence[PeerId], Body]]:
+    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
         names = {_place(tensor): name for name, tensor in self._tensors().items() if name in self._kept}
         found = {path: names.get(_place(tensor)) for path, tensor in tensors_of(body).items()}
         self.of_body = {path: self._kept[name] for path, name in found.items() if name is not None}

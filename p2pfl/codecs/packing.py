@@ -17,7 +17,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.codecs.base import Codec
-from p2pfl.messaging.pipeline import NOTHING, Pipeline
+from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import Body, Layout, PlainSpec, TensorPath, TensorSpec, assemble, path_name, take_apart
 from p2pfl.messaging.wire import Message
 from p2pfl.rng import Streams
@@ -159,9 +159,7 @@ class Packing(Pipeline):
         codec = self._codec_of(layout.body.kind())
         return [layout] if codec is None else [layout, PackedLayout.of_dense(layout, codec)]
 
-    def outgoing(
-        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
-    ) -> Iterator[tuple[Sequence[PeerId], Body]]:
+    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterator[tuple[Sequence[PeerId], Body]]:
         if (codec := self._codec_of(body.kind())) is not None:
             with self._streams.torch("codec"), torch.no_grad():
                 body = pack(codec, body)

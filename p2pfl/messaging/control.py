@@ -143,8 +143,7 @@ class Refused(NamedTuple):
 Control = Hello | Start | Entry | Nothing | Want | Refused
 
 FROM_WRITER: tuple[type[Control], ...] = (Hello, Start, Entry, Nothing)
-FROM_READER: tuple[type[Control], ...] = (Want, Refused)
-TYPES = (*FROM_WRITER, *FROM_READER)
+TYPES = (*FROM_WRITER, Want, Refused)
 
 _START = Struct("<2sB16sB")
 _LENGTH = Struct("<H")

@@ -39,9 +39,9 @@ class Deadline:
         awaited = asyncio.ensure_future(awaitable)
         try:
             while True:
-                left = self.at - self._clock()
-                wake_at = min(self.at, self._clock() + max(self._stall, left / CHECKS))
-                timeout = None if self.at == math.inf else max(0.0, wake_at - self._clock())
+                now = self._clock()
+                wake_at = min(self.at, now + max(self._stall, (self.at - now) / CHECKS))
+                timeout = None if self.at == math.inf else max(0.0, wake_at - now)
                 await asyncio.wait([awaited], timeout=timeout)
                 if awaited.done():
                     awaited.result()

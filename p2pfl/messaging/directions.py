@@ -68,10 +68,9 @@ class Directions:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two rounds."""
-        latest = {neighbor: max(stated) for neighbor, stated in self._stated.items()}
         return {
             "sources": sorted(self.sources),
-            "stated": {neighbor: [t, self._stated[neighbor][t]] for neighbor, t in latest.items()},
+            "stated": {neighbor: [*max(stated.items())] for neighbor, stated in self._stated.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ the reader begins a new epoch.
 | any         | hello        | ASKING with a new epoch: Want is due; a last Begin that was read is asked for again |
 | ASKING      | start        | READING; if the writer begins after ``next``, what lies between is lost             |
 | READING     | entry        | below ``next``: ignore; previous from ``next`` on: gap, new epoch; otherwise take   |
-| READING     | gap          | a chunk is missing: ASKING with a new epoch                                         |
+| READING     | ask_anew     | a chunk is missing: ASKING with a new epoch                                         |
 | READING     | cannot_open  | the same, and without references from now on                                        |
 | not SILENT  | tick         | Want is due if the window has moved, or ``durable`` some seconds after the last one |
 """
@@ -33,7 +33,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal
 
 from p2pfl import PeerId
 from p2pfl.messaging.control import BEFORE, CHUNK, FOREVER, Entry, Hello, Id, Nothing, Start, Want
@@ -216,9 +215,6 @@ class ReaderState(Enum):
     READING = auto()
 
 
-Verdict = Literal["take", "ignore", "gap"]
-
-
 class Reader:
     """The reading end of an edge: which entries of one neighbor to take, and what to ask for.
 
@@ -258,7 +254,7 @@ class Reader:
         self.references, self._hello = references, number
         if self._left_at is not None:  # it may have failed and resumed; otherwise its last Begin is read again
             self.next, self.finished = max(self._left_at, Id(self.durable, 0)), False
-        self._ask_anew()
+        self.ask_anew()
 
     def start(self, start: Start) -> int | None:
         """Return the round before which messages are lost for good, if this peer may need any of them."""
@@ -275,14 +271,14 @@ class Reader:
     def is_current(self, epoch: int) -> bool:
         return self.state is ReaderState.READING and epoch == self._epoch
 
-    def entry(self, entry: Entry) -> Verdict:
-        """Judge an entry's first chunk or reference."""
+    def entry(self, entry: Entry) -> bool:
+        """Return whether to take an entry, given its first chunk or reference."""
         if not self.is_current(entry.epoch) or entry.id < self.next:
-            return "ignore"
+            return False
         if entry.previous >= self.next:
-            self._ask_anew()
-            return "gap"
-        return "take"
+            self.ask_anew()
+            return False
+        return True
 
     def exceeds_window(self, header: int, size: int) -> bool:
         """Return whether the writer may not send the next entry yet."""
@@ -300,20 +296,17 @@ class Reader:
         self.next = id.next
         self._received += cost(header, size)
 
-    def gap(self) -> None:
-        """Ask again: a chunk is missing."""
-        self._ask_anew()
-
     def cannot_open(self) -> None:
         """Ask for bodies instead of references on this connection."""
         self.references = False
-        self._ask_anew()
+        self.ask_anew()
 
     def restate(self) -> None:
         """Have Want repeated at once: the last one may have been lost with a connection."""
         self._stated = None
 
-    def _ask_anew(self) -> None:
+    def ask_anew(self) -> None:
+        """Begin a new epoch: something is missing."""
         self.state, self._epoch, self._stated = ReaderState.ASKING, self._new_epoch(), None
         self._received = self._granted = 0
 

@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
@@ -31,10 +30,6 @@ from p2pfl.tensors import Tensors
 
 MessageCounts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
-
-
-def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AbstractAsyncContextManager[None]:
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Endpoint:
         run_id: str,
         conversation: Conversation,
         wait_policy: WaitPolicy | None = None,
-        idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
+        idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         store: BodyStore | None = None,
         pipeline: Pipeline | None = None,
     ) -> None:
@@ -123,11 +118,9 @@ class Endpoint:
         self.journal.begin(t)
         sources = tuple(sorted(self._directions.sources)) if self.prunes else ()
         to = self.neighbors if t == FOREVER else joined
-        self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
-
-    def _awaited_begin(self, t: int) -> bool:
-        """Return whether a peer may wait for Begin(t): as the method prunes, a peer joins, or this one leaves."""
-        return self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
+        # A peer may wait for this Begin if the method prunes, this peer leaves, or a peer joins.
+        awaited = self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
+        self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not awaited))
 
     def begin(self, t: int) -> None:
         """Begin to compute round ``t``, which is open, with all counters at zero."""
@@ -218,16 +211,18 @@ class Endpoint:
         reached = place.joined(self.t) if place.rounds is None else place.topology_at(self.t).receivers[self.me]
         return {neighbor for neighbor in reached if self._directions.receives(neighbor, self.t)}
 
+    async def see_first(self, kind: str, senders: Collection[PeerId], deadline_factor: float = 1.0) -> None:
+        """Let the pipeline see bodies of ``senders``, which do not wait for this peer's, before it sends its own."""
+        if self._pipeline is None or not await self.receivers():
+            return
+        if awaited := sorted(self._pipeline.awaits(kind, senders, self.t)):
+            await self._wait(kind, awaited, self.t, deadline_factor)
+            found = (self.mailbox.peek((self.t, kind, sender)) for sender in awaited)
+            restored = map(self._pipeline.incoming, filter(None, found))
+            self._pipeline.see(kind, {message.sender: message.body for message in restored if message.finite})
+
     async def send(
-        self,
-        to: Iterable[PeerId],
-        body: B,
-        count: int | None = None,
-        *,
-        stored: bool = False,
-        checked: bool = False,
-        alongside: Collection[PeerId] = (),
-        deadline_factor: float = 1.0,
+        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
     ) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for neighbors that are far behind.
 
@@ -237,9 +232,6 @@ class Endpoint:
                 this kind: they would drop it, and wait until the deadline.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, all
                 have disconnected, a pipeline has changed it, or somebody has deleted the file.
-            alongside: sources that send a body of this kind at the same point of the round, whether or not they have
-                got this one: a pipeline may see theirs first.
-            deadline_factor: factor of the deadline for that.
 
         Raises:
             HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection each time that
@@ -248,14 +240,13 @@ class Endpoint:
         """
         if not (receivers := tuple(to)):
             return None
-        others = await self._others(body.kind(), alongside, deadline_factor)
         clock = asyncio.get_running_loop().time
         began = clock()
         copy = None
         if count is not None or self._pipeline is None:
             copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
         else:
-            for some, changed in self._pipeline.outgoing(body, receivers, self.t, others):
+            for some, changed in self._pipeline.outgoing(body, receivers, self.t):
                 if changed is body:
                     copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
                 else:
@@ -266,24 +257,13 @@ class Endpoint:
         self.sending += clock() - began
         return copy
 
-    async def _others(self, kind: str, senders: Collection[PeerId], deadline_factor: float) -> dict[PeerId, Body]:
-        """Return the bodies that the pipeline needs before it sends one, as the method will get them, ascending."""
-        if self._pipeline is None or not (awaited := sorted(self._pipeline.awaits(kind, senders, self.t))):
-            return {}
-        await self._wait(kind, awaited, self.t, deadline_factor)
-        found = {sender: self.mailbox.peek((self.t, kind, sender)) for sender in awaited}
-        arrived = {
-            sender: self._pipeline.incoming(message) for sender, message in found.items() if message is not None
-        }
-        return {sender: message.body for sender, message in arrived.items() if message.finite}
-
     def _write(self, receivers: Sequence[PeerId], body: B, count: int, *, stored: bool, checked: bool) -> B | None:
         encoded = wire.encode(body, count)
         if len(encoded.header) > MAX_HEADER:
             raise HeaderTooLarge(encoded.kind, len(encoded.header), MAX_HEADER)
         if encoded.size > self.max_message:
             raise BodyTooLarge(encoded.size, self.max_message)
-        if checked and encoded.kind in self.schema.kinds:
+        if checked and encoded.kind in self.schema.layouts:
             self.check(encoded.header)
         entry = self.journal.append(encoded, receivers)
         copy = _stored(body, encoded, entry, self.journal) if stored else None
@@ -300,10 +280,6 @@ class Endpoint:
         if plan.count > self.neighborhood.peers:
             raise Unexpected(f"count must be at most {self.neighborhood.peers}, got {shown(plan.count)}")
         return plan
-
-    def decode(self, plan: Plan, t: int, sender: PeerId, body: Tensor | None) -> Message:
-        """Decode the body of an entry, uint8 [plan.size]; on any thread. Raises WireError."""
-        return self.converted(plan.message(t, sender, body))
 
     def converted(self, message: Message) -> Message:
         """Return a decoded message with the result of ``on_receive`` as its body; it may be changed in place.
@@ -330,14 +306,6 @@ class Endpoint:
             self.mailbox.taken_bytes[sender] += message.cost
         else:
             self.mailbox.put(message)
-
-    def fail(self, error: BaseException) -> None:
-        """End this and all later waits with ``error``: the mesh cannot be used."""
-        self.mailbox.fail(error)
-
-    @property
-    def failure(self) -> BaseException | None:
-        return self.mailbox.failure
 
     @property
     def taken_bytes(self) -> int:
@@ -374,8 +342,7 @@ class Endpoint:
             if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
-        absent = [sender for sender in senders if sender not in arrived]
-        if absent:
+        if absent := [sender for sender in senders if sender not in arrived]:
             self.count_as_missing(kind, absent)
         return arrived
 

@@ -327,8 +327,7 @@ def _position(entries: Sequence[JournalEntry], id: Id) -> int:
 
 
 def _entries(state: Mapping[str, Any]) -> list[JournalEntry]:
-    entries = []
-    for t, number, header, size, place, to, optional, checksum in state["entries"]:
-        where = None if place is None else Place(*place)
-        entries.append(JournalEntry(Id(t, number), header, size, where, tuple(to), optional, checksum=checksum))
-    return entries
+    return [
+        JournalEntry(Id(t, number), header, size, place and Place(*place), tuple(to), optional, checksum)
+        for t, number, header, size, place, to, optional, checksum in state["entries"]
+    ]

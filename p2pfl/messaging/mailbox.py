@@ -103,7 +103,7 @@ class Mailbox:
         if not queue:
             return None
         message = queue.popleft()
-        self._freed(message)
+        self.taken_bytes[message.sender] += message.cost
         if not queue:
             del self._queues[key]
         return message
@@ -112,12 +112,9 @@ class Mailbox:
         """Discard the next message under ``key`` when it arrives: the wait that it was sent for has ended."""
         self._missed[key] += 1
 
-    def _freed(self, message: Message) -> None:
-        self.taken_bytes[message.sender] += message.cost
-
     def _discard(self, message: Message) -> None:
         self.expired += 1
-        self._freed(message)
+        self.taken_bytes[message.sender] += message.cost
         self.on_discard(message)
 
     async def wait(

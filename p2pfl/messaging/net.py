@@ -12,11 +12,10 @@ import numpy as np
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
 from p2pfl.messaging.neighborhood import Neighborhood
-from p2pfl.messaging.schema import Body, take_apart, tensors_of, with_tensors
+from p2pfl.messaging.schema import B, Body, take_apart, tensors_of, with_tensors
 from p2pfl.messaging.wire import Message
 from p2pfl.tensors import Tensors, clone, digest, widened
 
-B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
 MEMOIZED = 4
@@ -51,14 +50,9 @@ def _participants(
 class Messenger(Protocol):
     """What a Net needs of a peer's endpoint; described there."""
 
-    @property
-    def neighborhood(self) -> Neighborhood: ...
-
-    @property
-    def prunes(self) -> bool: ...
-
-    @property
-    def memo(self) -> dict[str, Tensors] | None: ...
+    neighborhood: Neighborhood
+    prunes: bool
+    memo: dict[str, Tensors] | None
 
     @property
     def sources(self) -> set[PeerId]: ...
@@ -68,16 +62,10 @@ class Messenger(Protocol):
 
     async def receivers(self) -> set[PeerId]: ...
 
+    async def see_first(self, kind: str, senders: Collection[PeerId], deadline_factor: float = 1.0) -> None: ...
+
     async def send(
-        self,
-        to: Iterable[PeerId],
-        body: B,
-        count: int | None = None,
-        *,
-        stored: bool = False,
-        checked: bool = False,
-        alongside: Collection[PeerId] = (),
-        deadline_factor: float = 1.0,
+        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
     ) -> B | None: ...
 
     async def take(
@@ -236,8 +224,8 @@ class Net:
 
         Raises Unexpected, and sends nothing, if this peer accepts bodies of this kind, but not this one.
         """
-        receivers = sorted(await self._endpoint.receivers())
-        stored = await self._endpoint.send(receivers, body, stored=True, checked=True, alongside=self.sources)
+        await self._endpoint.see_first(body.kind(), self.sources)
+        stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True, checked=True)
         if stored is None:
             return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
         return stored
@@ -301,13 +289,11 @@ class Net:
             {source: body}, as ``gather`` does.
         """
         senders = among if among is None or isinstance(among, Participants) else set(among)
-        sources = [j for j in self.sources if senders is None or j in senders]
+        of = [j for j in self.sources if senders is None or j in senders]
         if senders is None or self.me in senders:
-            receivers = await self._receivers_among(None)
-            await self._endpoint.send(
-                receivers, body, checked=True, alongside=sources, deadline_factor=deadline_factor
-            )
-        return await self.gather(type(body), sources, deadline_factor)
+            await self._endpoint.see_first(body.kind(), of, deadline_factor)
+            await self.broadcast(body)
+        return await self.gather(type(body), of, deadline_factor)
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
         """Record that a body of ``kind`` arrived that its receiver cannot use."""

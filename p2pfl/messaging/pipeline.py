@@ -13,21 +13,18 @@ Rules:
    checkpoint at the end of a round must not hold the effect of later messages, which come again after a crash. Those
    that no round has taken leave at the end of their round, before its checkpoint.
 5. The partial sums of an allreduce pass unchanged.
-6. A pipeline may wait for what other peers send at the same point of the round, and see it before it says what this
-   one sends. Such messages stay in the mailbox for the method. Peers that wait so do not wait for one another.
+6. A pipeline may ask to see what other peers send at the same point of the round before it says what this one sends.
+   Such messages stay in the mailbox for the method. Peers that wait so do not wait for one another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.messaging.wire import Message
-
-NOTHING: Mapping[PeerId, Body] = MappingProxyType({})
 
 
 class Pipeline:
@@ -38,21 +35,18 @@ class Pipeline:
         return [layout]
 
     def awaits(self, kind: str, senders: Collection[PeerId], t: int) -> Collection[PeerId]:
-        """Return which of some peers' bodies must be there before ``outgoing``, by rule 6.
+        """Return which of some peers' bodies this pipeline sees before this peer sends one of their kind, by rule 6.
 
         Args:
-            senders: the peers that send a body of this kind at the same point of the round to this one.
+            senders: the peers that send one to this peer at the same point of the round, whatever it sends.
         """
         return ()
 
-    def outgoing(
-        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
-    ) -> Iterable[tuple[Sequence[PeerId], Body]]:
-        """Yield what is sent in place of ``body``, and to whom; each is encoded and stored once.
+    def see(self, kind: str, bodies: Mapping[PeerId, Body]) -> None:
+        """Note what ``awaits`` has asked for, as far as it arrived, ascending; ``outgoing`` for that kind follows."""
 
-        Args:
-            others: the bodies that ``awaits`` has asked for, ascending, without those that did not arrive.
-        """
+    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
+        """Yield what is sent in place of ``body``, and to whom; each is encoded and stored once."""
         yield to, body
 
     def incoming(self, message: Message) -> Message:
@@ -91,12 +85,14 @@ class Chain(Pipeline):
     def awaits(self, kind: str, senders: Collection[PeerId], t: int) -> Collection[PeerId]:
         return {sender for part in self.parts for sender in part.awaits(kind, senders, t)}
 
-    def outgoing(
-        self, body: Body, to: Sequence[PeerId], t: int, others: Mapping[PeerId, Body] = NOTHING
-    ) -> Iterable[tuple[Sequence[PeerId], Body]]:
+    def see(self, kind: str, bodies: Mapping[PeerId, Body]) -> None:
+        for part in self.parts:
+            part.see(kind, bodies)
+
+    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
         bodies = [(to, body)]
         for part in self.parts:
-            bodies = [sent for receivers, each in bodies for sent in part.outgoing(each, receivers, t, others)]
+            bodies = [sent for receivers, each in bodies for sent in part.outgoing(each, receivers, t)]
         return bodies
 
     def incoming(self, message: Message) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
@@ -196,17 +195,14 @@ class MessageSchema:
     """The kinds of message that a peer accepts, each with its layouts."""
 
     def __init__(self, layouts: Iterable[Layout]) -> None:
-        self._layouts: dict[str, list[Layout]] = {}
+        self.layouts: dict[str, list[Layout]] = {}
+        """By kind."""
         for layout in layouts:
-            self._layouts.setdefault(layout.body.kind(), []).append(layout)
-
-    @property
-    def kinds(self) -> Collection[str]:
-        return self._layouts
+            self.layouts.setdefault(layout.body.kind(), []).append(layout)
 
     def largest(self, limit: int) -> int:
         """Return the bytes of the largest message that fits, if no body exceeds ``limit`` bytes."""
-        layouts = itertools.chain.from_iterable(self._layouts.values())
+        layouts = [layout for of_kind in self.layouts.values() for layout in of_kind]
         bodies = [min(limit, sum(spec.summed.bytes for spec in layout.tensors.values())) for layout in layouts]
         return MAX_HEADER + max(bodies, default=0)
 
@@ -222,9 +218,9 @@ class MessageSchema:
 
         Raises Unexpected if none fits, naming the first mismatch.
         """
-        if kind not in self._layouts:
-            raise Unexpected(f"unknown message kind {shown(kind)}; expected one of {', '.join(self._layouts)}")
-        layouts = self._layouts[kind]
+        if kind not in self.layouts:
+            raise Unexpected(f"unknown message kind {shown(kind)}; expected one of {', '.join(self.layouts)}")
+        layouts = self.layouts[kind]
         candidates = [each for each in layouts if all(plain.get(name) == value for name, value in each.fixed.items())]
         if not candidates:
             found = {name: plain.get(name) for name in layouts[0].fixed}

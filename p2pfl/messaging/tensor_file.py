@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +26,6 @@ class _Extent:
     dtype: torch.dtype
     shape: torch.Size
     offset: int
-    size: int
 
 
 class Spool:
@@ -50,38 +48,32 @@ class Spool:
 
         Raises SpoolError if they cannot be written.
         """
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        size = sum(sizes.values())
+        size = sum(tensor.nbytes for tensor in tensors.values())
         try:
             if self._file < 0:
-                self._file = _unnamed_file()
+                with tempfile.TemporaryFile(prefix="p2pfl-") as file:
+                    self._file = os.dup(file.fileno())
                 weakref.finalize(self, os.close, self._file)
             free = self._free.setdefault(size, [])
-            try:
-                offset = free.pop()
-            except IndexError:
-                offset = self.size
-                self.size += size
+            offset = free.pop() if free else self.size
+            self.size = max(self.size, offset + size)
             spooled = Spooled(self, {})
             weakref.finalize(spooled, free.append, offset)
             for name, tensor in tensors.items():
-                extent = _Extent(tensor.dtype, tensor.shape, offset, sizes[name])
-                spooled.extents[name] = extent
-                offset += extent.size
-                _write(self._file, raw(tensor).numpy(), extent.offset)
+                spooled.extents[name] = _Extent(tensor.dtype, tensor.shape, offset)
+                offset = _write(self._file, raw(tensor).numpy().data, offset)
         except OSError as error:
             raise SpoolError(tempfile.gettempdir(), error) from None
         return spooled
 
     def read(self, extent: _Extent) -> Tensor:
         tensor = torch.empty(extent.shape, dtype=extent.dtype)
-        view = memoryview(raw(tensor).numpy())  # type: ignore[arg-type]
-        done = 0
-        while done < extent.size:
-            count = os.preadv(self._file, [view[done:]], extent.offset + done)
-            if count == 0:
+        view = raw(tensor).numpy().data
+        offset = extent.offset
+        while len(view):
+            if (count := os.preadv(self._file, [view], offset)) == 0:
                 raise RunFolderError(f"the spool file in {tempfile.gettempdir()} was truncated; restart the peer")
-            done += count
+            view, offset = view[count:], offset + count
         return tensor
 
 
@@ -102,13 +94,9 @@ class Spooled(Mapping[str, Tensor]):
         return len(self.extents)
 
 
-def _unnamed_file() -> int:
-    with tempfile.TemporaryFile(prefix="p2pfl-") as file:
-        return os.dup(file.fileno())
-
-
-def _write(file: int, data: np.ndarray, offset: int) -> None:
-    view = memoryview(data)  # type: ignore[arg-type]
+def _write(file: int, view: memoryview, offset: int) -> int:
+    """Write all of ``view`` at an offset and return the end."""
     while len(view):
         written = os.pwrite(file, view, offset)
         view, offset = view[written:], offset + written
+    return offset

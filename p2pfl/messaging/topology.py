@@ -94,8 +94,12 @@ class Topology:
         return False
 
     def row(self, peer: int) -> dict[int, float]:
-        """Return W_ij, with which peer i averages what each source j sends, ascending; W_ii is what remains to 1."""
-        return metropolis_row(peer, {j: self.degree(j) for j in (peer, *self.neighbors[peer])})
+        """Return W_ij, with which peer i averages what each source j sends, ascending; W_ii is what remains to 1.
+
+        Here, these are the Metropolis weights 1 / (1 + max(d_i, d_j)) of the degrees.
+        """
+        own = self.degree(peer)
+        return {j: 1.0 / (1 + max(own, self.degree(j))) for j in self.neighbors[peer]}
 
     def mixing_matrix(self) -> NDArray[np.float64]:
         """Return W, shape (peers, peers): rows sum to 1."""
@@ -113,17 +117,10 @@ class Topology:
     @cached_property
     def components(self) -> tuple[tuple[int, ...], ...]:
         """Connected components, ascending by their lowest id, with ascending ids."""
-        components, seen = [], set[int]()
-        for first in range(self.peers):
-            if first not in seen:
-                component = [first]
-                seen.add(first)
-                for peer in component:
-                    new = [neighbor for neighbor in self.neighbors[peer] if neighbor not in seen]
-                    seen.update(new)
-                    component.extend(new)
-                components.append(tuple(sorted(component)))
-        return tuple(components)
+        components: dict[int, list[int]] = {}
+        for peer, root in enumerate(self.spanning_tree.root):
+            components.setdefault(root, []).append(peer)
+        return tuple(map(tuple, components.values()))
 
     @cached_property
     def diameter(self) -> int | None:
@@ -147,17 +144,18 @@ class Topology:
         """
         parent: list[int | None] = [None] * self.peers
         children: list[list[int]] = [[] for _ in range(self.peers)]
-        root, height, size = list(range(self.peers)), [0] * self.peers, [1] * self.peers
-        for component in self.components:
-            seen, queue = {component[0]}, [component[0]]
+        root, height, size = [-1] * self.peers, [0] * self.peers, [1] * self.peers
+        for first in range(self.peers):
+            if root[first] >= 0:
+                continue
+            root[first] = first
+            queue = [first]
             for peer in queue:
                 for neighbor in self.neighbors[peer]:
-                    if neighbor not in seen:
-                        seen.add(neighbor)
-                        queue.append(neighbor)
-                        parent[neighbor] = peer
+                    if root[neighbor] < 0:
+                        root[neighbor], parent[neighbor] = first, peer
                         children[peer].append(neighbor)
-                        root[neighbor] = component[0]
+                        queue.append(neighbor)
             for peer in reversed(queue):
                 height[peer] = max((height[child] + 1 for child in children[peer]), default=0)
                 size[peer] = 1 + sum(size[child] for child in children[peer])
@@ -180,9 +178,7 @@ class WeightedTopology(Topology):
             rows[receiver][sender] = weight
             neighbors[sender].add(receiver)
             neighbors[receiver].add(sender)
-        return cls(
-            tuple(tuple(sorted(ids)) for ids in neighbors), tuple({j: row[j] for j in sorted(row)} for row in rows)
-        )
+        return cls(tuple(tuple(sorted(ids)) for ids in neighbors), tuple(dict(sorted(row.items())) for row in rows))
 
     @classmethod
     def averaging(cls, peers: int, arcs: Iterable[Edge]) -> WeightedTopology:
@@ -221,11 +217,6 @@ class WeightedTopology(Topology):
             if sender not in peers and receiver not in peers
         )
         return WeightedTopology.from_arcs(self.peers, arcs)
-
-
-def metropolis_row(me: int, degrees: Mapping[int, int]) -> dict[int, float]:
-    """Return W_ij = 1 / (1 + max(d_i, d_j)) for the neighbors j of ``me``, given the degrees of all of them."""
-    return {j: 1.0 / (1 + max(degrees[me], degree)) for j, degree in degrees.items() if j != me}
 
 
 def averaging_gap(rounds: Iterable[Topology]) -> float:

@@ -152,35 +152,33 @@ class Plan:
             # tensors are zero; a sender that fills them spoils only its message.
             whole = buffer.view(self._dtype)
             start = whole.storage_offset()
-            views = {
+            tensors = {
                 path: whole.as_strided(shape, strides, start + at)
                 for path, (shape, strides, at) in self._strided.items()
             }
-            body = assemble(self.layout.body, views, self.plain, self.layout.maps)
-            ordinary = self.is_ordinary(buffer) if ordinary is None else ordinary
-            return Message(body, t, sender, self, "" if ordinary else self._what_diverged(views, sender))
-        tensors = {}
-        for path, (spec, offset) in self.tensors.items():
-            if spec.bytes == 0:
-                tensors[path] = torch.empty(spec.shape, dtype=spec.dtype)
-                continue
-            assert buffer is not None
-            raw = buffer[offset : offset + spec.bytes]
-            if spec.dtype is torch.bool and int(raw.max()) > 1:
-                raise Malformed("a bool tensor must hold bytes 0 and 1 only")
-            tensors[path] = raw.view(spec.dtype).reshape(spec.shape)
+        else:
+            tensors = {}
+            for path, (spec, offset) in self.tensors.items():
+                if spec.bytes == 0:
+                    tensors[path] = torch.empty(spec.shape, dtype=spec.dtype)
+                    continue
+                assert buffer is not None
+                raw = buffer[offset : offset + spec.bytes]
+                if spec.dtype is torch.bool and int(raw.max()) > 1:
+                    raise Malformed("a bool tensor must hold bytes 0 and 1 only")
+                tensors[path] = raw.view(spec.dtype).reshape(spec.shape)
         body = assemble(self.layout.body, tensors, self.plain, self.layout.maps)
-        return Message(body, t, sender, self, self._what_diverged(tensors, sender))
+        ordinary = self.is_ordinary(buffer) if ordinary is None else ordinary
+        diverged = "" if ordinary else self.layout.what_diverged(tensors, self.plain)
+        if diverged:
+            diverged += f" in {body.kind()} of peer {sender}"
+        return Message(body, t, sender, self, diverged)
 
     def is_ordinary(self, buffer: Tensor | None) -> bool:
         """Return whether a single check of the whole body finds no diverged value; the same for every receiver."""
         if buffer is None or self._dtype is None:
             return False
         return self._plain_is_finite and not has_diverged(buffer.view(self._dtype))
-
-    def _what_diverged(self, tensors: Mapping[TensorPath, Tensor], sender: int) -> str:
-        found = self.layout.what_diverged(tensors, self.plain)
-        return found and f"{found} in {self.layout.body.kind()} of peer {sender}"
 
     @cached_property
     def _dtype(self) -> torch.dtype | None:
@@ -231,7 +229,13 @@ class Message:
 
 def check(header: Buffer, schema: MessageSchema) -> Plan:
     """Decode and check a header. Raises WireError, naming the first mismatch."""
-    match unpack_list(header, MAX_HEADER, "header"):
+    if (length := len(header)) > MAX_HEADER:
+        raise Malformed(f"the header is {length} bytes long; at most {MAX_HEADER} are allowed")
+    try:
+        found = msgpack.unpackb(header, raw=False, strict_map_key=True, use_list=True)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError, MemoryError) as error:
+        raise Malformed(f"the header is not msgpack: {type(error).__name__}") from None
+    match found:
         case [str(kind), count, dict(fields), list(entries)]:
             pass
         case _:
@@ -249,7 +253,7 @@ def check(header: Buffer, schema: MessageSchema) -> Plan:
     lengths = [spec.bytes for spec in specs.values()]
     offsets, size = _placed(lengths)
     placed = {path: (spec, offset) for (path, spec), offset in zip(specs.items(), offsets, strict=True)}
-    return Plan(layout, count, plain, placed, sum(lengths), size, len(memoryview(header)))
+    return Plan(layout, count, plain, placed, sum(lengths), size, length)
 
 
 def _tensor(entry: object) -> tuple[TensorPath, TensorSpec]:
@@ -258,16 +262,3 @@ def _tensor(entry: object) -> tuple[TensorPath, TensorSpec]:
             if len(shape) <= MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape):
                 return (field, key), TensorSpec(DTYPES[dtype], tuple(shape))
     raise Malformed(f"expected [field, key, dtype, shape], got {shown(entry)}")
-
-
-def unpack_list(frame: Buffer, limit: int, what: str) -> list[Any]:
-    """Decode a msgpack list of at most ``limit`` bytes. Raises Malformed."""
-    if (length := len(memoryview(frame))) > limit:
-        raise Malformed(f"the {what} is {length} bytes long; at most {limit} are allowed")
-    try:
-        found = msgpack.unpackb(frame, raw=False, strict_map_key=True, use_list=True)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError, MemoryError) as error:
-        raise Malformed(f"the {what} is not msgpack: {type(error).__name__}") from None
-    if type(found) is not list:
-        raise Malformed(f"the {what} is not a list")
-    return found

@@ -114,7 +114,7 @@ class LocalHub:
     def fail(self, error: Exception) -> None:
         """End the waits of this process's peers with an error."""
         for peer in self.local:
-            self.endpoints[peer].fail(error)
+            self.endpoints[peer].mailbox.fail(error)
 
 
 def _copy(stored: Tensor, entry: JournalEntry, journal: Journal) -> Tensor | None:

@@ -41,15 +41,15 @@ class PlantedBug:
 
 
 def _take_duplicates(entry: Method) -> Method:
-    def planted(self: Reader, message: Entry) -> str:
-        verdict: str = entry(self, message)
-        return "take" if verdict == "ignore" else verdict
+    def planted(self: Reader, message: Entry) -> bool:
+        gap = self.is_current(message.epoch) and message.id >= self.next and message.previous >= self.next
+        return entry(self, message) or not gap
 
     return planted
 
 
 def _see_no_gap(entry: Method) -> Method:
-    # Not the verdict alone: a reader that has found a gap has asked anew, and its window is closed.
+    # Not what it returns alone: a reader that has found a gap has asked anew, and its window is closed.
     return lambda self, message: entry(self, message._replace(previous=BEFORE))
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
+from peers.limited_log import LimitedLog
 from peers.sockets import Turns
 from tests.simulation.disk import Disk
 from tests.simulation.network import Killed, Network, Process
@@ -62,7 +63,7 @@ class SimulatedWorld:
     def forget(self, body: Tensor) -> None:
         pass
 
-    def listen(self) -> SimulatedRouter:
+    def listen(self, log: LimitedLog) -> SimulatedRouter:
         self.process.step("listen")
         router = SimulatedRouter(self)
         self.sockets.append(router)

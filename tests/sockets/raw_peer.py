@@ -13,7 +13,7 @@ import torch
 import zmq
 
 from p2pfl.messaging import control, wire
-from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Control, Entry, Hello, Id, Start, Want
+from p2pfl.messaging.control import BEFORE, FROM_WRITER, Control, Entry, Hello, Id, Refused, Start, Want
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.messaging.topology import Topology
 from peers.zmq_link import ZmqLink
@@ -137,7 +137,7 @@ class RawPeer:
     async def answer(self) -> Control:
         """Receive an answer to what was sent."""
         frames = await asyncio.to_thread(self.dealer.recv_multipart)
-        return control.unpack(frames, None, FROM_READER)[0]
+        return control.unpack(frames, None, (Want, Refused))[0]
 
     async def receive(self) -> tuple[bytes, Control, list[bytes]]:
         """Receive what the link sends on its own connection: its identity, the message, and an entry's content."""

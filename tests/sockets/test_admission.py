@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import multiprocessing
+import os
 import socket
 import struct
 import time
@@ -153,6 +155,36 @@ async def test_cuts_off_oversized_incomplete_messages_and_frees_their_memory(
     await eventually(lambda: resident() < before + (1 << 26))
     await still_works([zero, other], 1)
     assert zero.dropped == {}
+
+
+async def test_survives_a_client_that_closes_while_it_is_cut_off(
+    sockets: Any, connections: list[socket.socket], monkeypatch: Any, eventually: Any
+) -> None:
+    shut: list[int] = []
+    shutdown = socket.socket.shutdown
+
+    def too_late(connection: socket.socket, how: int) -> None:
+        shutdown(connection, how)
+        shut.append(how)
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr(zmq_sockets, "MAX_FRAME", 1 << 14)
+    monkeypatch.setattr(zmq_sockets, "UNREAD_ALLOWANCE", 1 << 16)
+    monkeypatch.setattr(admission, "COUNT_INTERVAL", 0.1)
+    monkeypatch.setattr(socket.socket, "shutdown", too_late)
+    zero = await up(sockets, 0)
+    connection = await connect(zero.link.address, connections)
+    connection.sendall(greeting() + ready(b"7>0"))
+    frame = b"\x03" + struct.pack(">Q", 1 << 12) + bytes(1 << 12)  # a long frame, and more to come
+
+    def pour() -> None:
+        with contextlib.suppress(OSError):  # it is cut off
+            while not shut:
+                connection.sendall(frame)
+
+    await asyncio.to_thread(pour)
+    await eventually(lambda: bool(shut))
+    await still_works([zero, await up(sockets, 1)], 0)
 
 
 async def test_closes_connections_with_oversized_frames(

@@ -128,7 +128,7 @@ async def test_refusal_by_another_run_is_an_error_only_at_a_fixed_address(
     neighbor = raw(1)  # it starts, and publishes its address
     await neighbor.read(endpoint.link)
     await eventually(lambda: endpoint.link.io.connections[1].up)
-    assert endpoint.failure is None
+    assert endpoint.mailbox.failure is None
     waiting.cancel()
 
 
@@ -190,7 +190,7 @@ async def test_drops_and_counts_invalid_messages(alone: Any, raw: Any, caplog: A
     other.send(entry, *good)
     assert await round_of(alone, 0).gather(Word) == {1: Word("good")}
     await eventually(lambda: alone.dropped == {1: len(garbage) + 4})
-    assert alone.failure is None
+    assert alone.mailbox.failure is None
 
 
 async def test_body_over_the_limit_raises_an_error_at_the_sender(sockets: Any) -> None:

@@ -52,7 +52,7 @@ async def still_works(mesh: Any, zero: Any) -> None:
         await net.broadcast(block(t))
         assert torch.equal((await net.gather(Block, of=[2]))[2].x, block(t).x)
         assert torch.equal((await other.gather(Block))[0].x, block(t).x)
-    assert zero.failure is None
+    assert zero.mailbox.failure is None
 
 
 # ---- large bodies

@@ -151,7 +151,7 @@ async def test_reconnects_after_another_process_had_the_port(
         waiting.cancel()
         context.destroy(linger=0)
     assert caplog.text.count("another process has the address peer=1") == 1
-    assert alone.failure is None
+    assert alone.mailbox.failure is None
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02])

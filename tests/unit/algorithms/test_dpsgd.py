@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from p2pfl.algorithms.dpsgd import DPSGD, Hyper, Parameters, average_neighborhood, with_self_weight
 from p2pfl.graphs.static import SmallWorld
-from p2pfl.messaging.topology import Topology, metropolis_row
+from p2pfl.messaging.topology import Topology
 from p2pfl.options import OptionErrors
 from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import mean_at, messages, payload, peers_of, run_rounds, softmax_regression
@@ -168,7 +168,7 @@ def test_rows_make_up_the_metropolis_matrix(topology: Topology) -> None:
     matrix = np.zeros((topology.peers, topology.peers))
     for me in range(topology.peers):
         neighbors = topology.neighbors[me]
-        row = metropolis_row(me, {peer: topology.degree(peer) for peer in (me, *neighbors)})
+        row = topology.row(me)
         assert set(row) == set(neighbors)
         complete = with_self_weight(row, me)
         matrix[me, list(complete)] = list(complete.values())
@@ -185,7 +185,7 @@ def test_self_weight_on_the_group_ring_of_l2cs_paper_is_one_eleventh() -> None:
     for me in (0, 42, 99):
         neighbors = topology.neighbors[me]
         assert {(j - me + 5) % 100 for j in neighbors} == set(range(11)) - {5}
-        row = metropolis_row(me, {peer: topology.degree(peer) for peer in (me, *neighbors)})
+        row = topology.row(me)
         assert with_self_weight(row, me) == pytest.approx(dict.fromkeys((me, *neighbors), 1 / 11))
 
 

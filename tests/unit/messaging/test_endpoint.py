@@ -80,7 +80,7 @@ def link_of(endpoint: Endpoint) -> ScriptedLink:
 def receive(endpoint: Endpoint, sender: int, t: int = 0, body: Body | None = None, count: int = 1) -> None:
     """Let ``endpoint`` receive a body from ``sender``; default: a Word."""
     encoded = wire.encode(body or Word(f"{sender}"), count)
-    endpoint.accept(endpoint.decode(endpoint.check(encoded.header), t, sender, stored(encoded)))
+    endpoint.accept(endpoint.converted(endpoint.check(encoded.header).message(t, sender, stored(encoded))))
 
 
 async def take(endpoint: Endpoint, t: int, deadline_factor: float = 1.0) -> dict[int, Body]:

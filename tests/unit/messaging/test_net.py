@@ -273,7 +273,7 @@ async def test_a_failure_ends_waits_now_and_later(local: Any) -> None:
     net = round_of((await local.open(PAIR, LAYOUTS))[0], 0)
     waiting = asyncio.create_task(net.gather(Word))
     await asyncio.sleep(0)
-    local.endpoints[0].fail(RuntimeError("the mesh is broken"))
+    local.endpoints[0].mailbox.fail(RuntimeError("the mesh is broken"))
     for wait in (waiting, net.gather(Word)):
         with pytest.raises(RuntimeError, match="broken"):
             await wait

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, MessageSchema
 from p2pfl.messaging.topology import Topology
 from p2pfl.messaging.wire import Message
+from p2pfl.tensors import Tensors
 from tests.bodies import LAYOUTS, Word, complete, line, net_of, star, stored, vector
 
 
@@ -34,7 +35,7 @@ class ScriptedEndpoint:
     """Receives what a test says, and records what is sent."""
 
     prunes = False
-    memo = None
+    memo: dict[str, Tensors] | None = None
 
     def __init__(self, me: int, topology: Topology, received: Mapping[int, Message] = MappingProxyType({})) -> None:
         self.neighborhood = Neighborhood(me, topology)
@@ -46,7 +47,12 @@ class ScriptedEndpoint:
     async def receivers(self) -> set[int]:
         return self.expected_receivers
 
-    async def send(self, to: Iterable[int], body: Any, count: int | None = None, **options: Any) -> None:
+    async def see_first(self, kind: str, senders: Collection[int], deadline_factor: float = 1.0) -> None:
+        pass
+
+    async def send(
+        self, to: Iterable[int], body: Any, count: int | None = None, *, stored: bool = False, checked: bool = False
+    ) -> None:
         self.sent.append((list(to), body, count))
 
     async def take(

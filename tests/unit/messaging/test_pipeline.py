@@ -14,7 +14,7 @@ from torch import Tensor
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
-from p2pfl.messaging.pipeline import NOTHING, Chain, Pipeline
+from p2pfl.messaging.pipeline import Chain, Pipeline
 from p2pfl.messaging.schema import Body
 from p2pfl.messaging.topology import Topology
 from p2pfl.messaging.wire import Message
@@ -29,9 +29,7 @@ class Differences(Pipeline):
         self.sent: Tensor = torch.zeros(3)
         self.received: dict[int, Tensor] = {}
 
-    def outgoing(
-        self, body: Body, to: Sequence[int], t: int, others: Mapping[int, Body] = NOTHING
-    ) -> Iterable[tuple[Sequence[int], Body]]:
+    def outgoing(self, body: Body, to: Sequence[int], t: int) -> Iterable[tuple[Sequence[int], Body]]:
         assert isinstance(body, Vector)
         before, self.sent = self.sent, body.x.clone()
         yield to, Vector(body.x - before)
@@ -54,9 +52,7 @@ class Appends(Pipeline):
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def outgoing(
-        self, body: Body, to: Sequence[int], t: int, others: Mapping[int, Body] = NOTHING
-    ) -> Iterable[tuple[Sequence[int], Body]]:
+    def outgoing(self, body: Body, to: Sequence[int], t: int) -> Iterable[tuple[Sequence[int], Body]]:
         assert isinstance(body, Word)
         return [([peer], Word(f"{body.text}{self.text}{peer}")) for peer in to]
 
@@ -143,9 +139,7 @@ async def test_publish_returns_what_the_method_sent_not_what_travels() -> None:
 
 async def test_a_changed_body_that_receivers_would_refuse_is_refused_at_its_sender() -> None:
     class Longer(Pipeline):
-        def outgoing(
-            self, body: Body, to: Sequence[int], t: int, others: Mapping[int, Body] = NOTHING
-        ) -> Iterable[tuple[Sequence[int], Body]]:
+        def outgoing(self, body: Body, to: Sequence[int], t: int) -> Iterable[tuple[Sequence[int], Body]]:
             yield to, vector(1, 2, 3, 4)
 
     zero, _ = connected(PAIR, Longer(), None)

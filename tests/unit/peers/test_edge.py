@@ -255,12 +255,12 @@ def test_hello_makes_the_reader_ask_and_only_the_start_of_that_epoch_opens_it() 
         reader.hello(references=True, number=epoch)
         assert asks(reader) == Want(epoch, Id(2, 0), 0, BUDGET, idle=True, references=True, hello=epoch)
         assert (reader.state, asks(reader)) == (ReaderState.ASKING, None)
-    assert reader.entry(entry((2, 0), epoch=2)) == "ignore"  # before Start
+    assert not reader.entry(entry((2, 0), epoch=2))  # before Start
     assert reader.start(Start(1, 9, 0)) is None
     assert not reader.is_current(2)
     assert reader.start(Start(2, 0, 0)) is None
     assert (reader.is_current(2), reader.is_current(1)) == (True, False)
-    assert reader.entry(entry((2, 0))) == "ignore"
+    assert not reader.entry(entry((2, 0)))
     assert reader.start(Start(2, 9, 0)) is None  # a second one
     assert reader.next == Id(2, 0)
 
@@ -307,7 +307,7 @@ def test_an_entry_is_a_gap_only_if_its_predecessor_is_missing(
 ) -> None:
     """R4."""
     reader = reader_of((2, 1))
-    assert reader.entry(entry(id, previous)) == verdict
+    assert reader.entry(entry(id, previous)) == (verdict == "take")
     assert reader.state is (ReaderState.ASKING if verdict == "gap" else ReaderState.READING)
     asked = asks(reader)
     assert (asked is not None and (asked.epoch, asked.next) == (2, Id(2, 1))) == (verdict == "gap")
@@ -317,9 +317,9 @@ def test_what_cannot_be_decoded_is_passed_and_what_cannot_be_opened_is_asked_for
     """R6."""
     reader = reader_of(references=True)
     reader.passed(Id(0, 0), 30, 16)
-    assert (reader.entry(entry((0, 0))), reader.entry(entry((0, 1), (0, 0)))) == ("ignore", "take")
+    assert (reader.entry(entry((0, 0))), reader.entry(entry((0, 1), (0, 0)))) == (False, True)
     assert asks(reader) is None
-    for change, epoch, references in ((reader.gap, 2, True), (reader.cannot_open, 3, False)):
+    for change, epoch, references in ((reader.ask_anew, 2, True), (reader.cannot_open, 3, False)):
         change()
         asked = asks(reader)
         assert asked is not None

@@ -194,7 +194,7 @@ def test_every_error_has_a_docstring() -> None:
 # ---- messages ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*control.FROM_WRITER, *control.FROM_READER], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", control.TYPES, ids=lambda kind: kind.__name__)
 def test_every_field_of_a_message_is_in_its_row_of_the_page_on_the_wire(kind: type[control.Control]) -> None:
     page = (REPOSITORY / "docs" / "wire.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| ") and f"| `{kind.__name__}` |" in line]
