@@ -13,7 +13,7 @@ from typing import get_type_hints
 import pytest
 
 from p2pfl import errors
-from p2pfl.adversaries import ADVERSARIES
+from p2pfl.adversaries import ADVERSARIES, Adversary
 from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
@@ -94,7 +94,13 @@ def test_built_in_algorithms_pass_the_checks_of_plugins(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("table", "base"),
-    [(GRAPHS, Graph), (DATASETS, Loader), (PARTITIONS, Partition), (AUGMENTATIONS, Augmentation)],
+    [
+        (GRAPHS, Graph),
+        (DATASETS, Loader),
+        (PARTITIONS, Partition),
+        (AUGMENTATIONS, Augmentation),
+        (ADVERSARIES, Adversary),
+    ],
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_built_in_options_pass_the_checks_of_plugins(table: Table[type[Options]], base: type[Options]) -> None:
