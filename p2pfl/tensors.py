@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -173,6 +173,12 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
     if all(tensor.is_contiguous() for tensor in tensors):
         return [torch.split(tensor.view(-1), PART) if tensor.numel() > PART else [tensor] for tensor in tensors]
     return [[tensor] for tensor in tensors]
+
+
+def flat_parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the entries of tensors of equal shape in order, flattened; on the CPU, PART numbers of all at a time."""
+    size = PART // len(tensors) if tensors[0].device.type == "cpu" else tensors[0].numel()
+    yield from zip(*(torch.split(tensor.reshape(-1), max(1, size)) for tensor in tensors), strict=True)
 
 
 def fractions(counts: Mapping[int, float]) -> dict[int, float]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.bench import gpu, messages, simulate, sizes, transports, work
+from benchmarks.bench import gpu, messages, rules, simulate, sizes, transports, work
 from benchmarks.bench.flame import file_name, find_py_spy, profile_peer
 from benchmarks.bench.report import Report, describe_machine, goals_table, markdown_table, write
 from benchmarks.bench.rival import Rival
@@ -37,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Report]] = {
     "scale": sizes.scale,
     "memory": sizes.memory,
     "checkpoints": work.checkpoints,
+    "rules": rules.rules,
     "gpu": gpu.gpu,
 }
 NEED_A_GPU = {"gpu"}

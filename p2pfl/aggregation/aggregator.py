@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from p2pfl import PeerId
@@ -19,14 +20,18 @@ class Aggregator:
 
     Not in ``Net.allreduce``, whose sums are formed on the way along a tree: no peer sees what the others have sent.
 
+    Args:
+        loss: as ``Contributions.loss``.
+
     Attributes:
         t: the current round.
     """
 
-    def __init__(self, rule: Rule, me: PeerId, rounds: int) -> None:
+    def __init__(self, rule: Rule, me: PeerId, rounds: int, loss: Callable[[Tensors], float] | None = None) -> None:
         self.rule = rule
         self.me = me
         self.rounds = rounds
+        self.loss = loss
         self.t = 0
         self._states: dict[str, dict[str, Any]] = {}
         """What the rule keeps, by what it combines."""
@@ -62,6 +67,7 @@ class Aggregator:
         tensors = {j: x if x.keys() == names else {name: x[name] for name in names} for j, x in found.items()}
         return self.combine_tensors(type(bodies[first]), tensors, weights, out, step=step, of=of)
 
+    @torch.no_grad()
     def combine_tensors(
         self,
         kind: type[Body],
@@ -81,7 +87,7 @@ class Aggregator:
             own = None
         key = f"{kind.kind()} {of}"
         state = self._states.get(key, {})
-        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state)
+        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss)
         combined = self.rule.combine(self.rule.transform(given), out, step)
         if state:
             self._states[key] = state

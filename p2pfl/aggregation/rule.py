@@ -6,7 +6,7 @@ averaged, unless another rule follows (rule_list.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -37,6 +37,9 @@ class Contributions:
     """Number of rounds of the run."""
     state: dict[str, Any] = field(default_factory=dict)
     """What the rule keeps from round to round, in checkpoints too: tensors and plain values. Initially empty."""
+    loss: Callable[[Tensors], float] | None = None
+    """Returns the mean loss of a sender's model on one of this peer's batches, the same for all senders of a round;
+    None if the method does not send whole models (``Rule.needs_loss``)."""
 
     def only(self, senders: Collection[PeerId]) -> Contributions:
         """Return the contributions of some senders, with weights scaled to sum to 1; equal ones if all are 0."""
@@ -44,12 +47,40 @@ class Contributions:
         weights = {j: self.weights[j] for j in chosen}
         return replace(self, tensors=chosen, weights=fractions(weights if any(weights.values()) else equal(chosen)))
 
+    def equally(self, senders: Collection[PeerId]) -> Contributions:
+        """Return the contributions of some senders with equal weights: a weight may be what an attacker claims."""
+        chosen = {j: tensors for j, tensors in self.tensors.items() if j in senders}
+        return replace(self, tensors=chosen, weights=equal(chosen))
+
 
 class Rule(Options):
     """Base of all rules, and the weighted mean. The fields of a subclass are its parameters."""
 
     weighted: ClassVar[bool] = True
     """Whether the result depends on the weights: methods that learn weights refuse rules that ignore them."""
+    needs_loss: ClassVar[bool] = False
+    """Whether it calls ``given.loss``: methods that do not send whole models refuse it."""
+
+    def tolerates(self, n: int) -> int:
+        """Return the largest number of attackers among ``n`` contributions that the rule can be set to withstand.
+
+        Set to it, so many attackers cannot move the result arbitrarily far, nor to infinity or NaN: its breakdown
+        point, but never half of the contributions, nor more than the proof of its paper covers. Default: 0, as one
+        attacker can move the mean anywhere.
+
+        Args:
+            n: the peer's own contribution included, which is honest.
+        """
+        return 0
+
+    def assumed(self, n: int) -> dict[str, int]:
+        """Return the parameters that follow from the number of contributions, for the log. Default: none do."""
+        return {}
+
+    def refusal(self, n: int) -> str | None:
+        """Return why the rule cannot do what its parameters ask for with ``n`` contributions, without a subject, and
+        what to do; None if it can."""
+        return None
 
     def transform(self, given: Contributions) -> Contributions:
         """Return the contributions clipped, selected or weighted anew. Default: as they are."""

@@ -49,6 +49,24 @@ class RuleList(Rule):
     def weighted(self) -> bool:  # type: ignore[override]
         return all(member.weighted for _, member in self.members)
 
+    @property
+    def needs_loss(self) -> bool:  # type: ignore[override]
+        return any(member.needs_loss for _, member in self.members)
+
+    def tolerates(self, n: int) -> int:
+        """Return what the last rule tolerates: it combines. If it only transforms, the mean follows: then any rule
+        that clips or selects decides, the most tolerant one."""
+        _, last = self.members[-1]
+        deciding = [last] if type(last).combine is not Rule.combine else [member for _, member in self.members]
+        return max(member.tolerates(n) for member in deciding)
+
+    def assumed(self, n: int) -> dict[str, int]:
+        return {f"{name}.{key}": value for name, rule in self.members for key, value in rule.assumed(n).items()}
+
+    def refusal(self, n: int) -> str | None:
+        found = ((name, member.refusal(n)) for name, member in self.members)
+        return next((f"{name!r} {text}" for name, text in found if text is not None), None)
+
     def transform(self, given: Contributions) -> Contributions:
         state = given.state
         for n, (_, member) in enumerate(self.members):

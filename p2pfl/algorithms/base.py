@@ -17,8 +17,9 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.func import functional_call
 
-from p2pfl import PeerId
+from p2pfl import PeerId, rng
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.context import Context
 from p2pfl.learning.evaluation import ExtraMetric
@@ -30,6 +31,7 @@ from p2pfl.messaging.schema import B, Body, Layout, what_diverged
 from p2pfl.messaging.tensor_file import Spool
 from p2pfl.options import Options
 from p2pfl.outcomes import CONTRIBUTIONS
+from p2pfl.tensors import Tensors, widened
 
 H = TypeVar("H", bound=Options)
 
@@ -107,7 +109,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
-        self.aggregation = Aggregator(context.aggregation, context.me, context.rounds)
+        measure = self.loss_with if context.aggregation.needs_loss else None
+        self.aggregation = Aggregator(context.aggregation, context.me, context.rounds, measure)
         """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()
         """What ``layouts`` has returned."""
@@ -169,6 +172,22 @@ class Algorithm(Trainer, ABC, Generic[H]):
         return {}
 
     # ---- receiving and averaging
+
+    @torch.no_grad()
+    def loss_with(self, tensors: Tensors) -> float:
+        """Return the mean loss of the model with some of its tensors replaced, on one batch of the training samples.
+
+        Each round draws one batch. Only for methods that send whole models, or the part that ``share`` names.
+        """
+        share = getattr(self.hyper, "share", None)
+        prefix = f"{share}." if share in ("head", "backbone") else ""
+        named = {f"{prefix}{name}": tensor.to(self.device) for name, tensor in tensors.items()}
+        order = rng.shared(self.seed, "aggregation.loss", self.aggregation.t)
+        images, labels = next(self.data.batches(int(getattr(self.hyper, "batch", 64)), order))
+        with self.streams.evaluation():
+            scores = functional_call(self.model, named, (self.data.input(images, augmented=False),))
+            terms = self.label_loss(widened(scores), labels)
+        return sum(float(term) for term in terms.values())
 
     def on_receive(self, body: Body) -> Body:
         """Return what to keep of a received body until the round uses it.

@@ -10,11 +10,12 @@ from p2pfl import PeerId, public_keys
 from p2pfl.adversaries.base import Adversary, Poisoning
 from p2pfl.aggregation import Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.graphs import Graph, TimeVaryingGraph
+from p2pfl.graphs import Graph, Schedule, TimeVaryingGraph
 from p2pfl.learning.gradients import GradientRule
 from p2pfl.learning.metrics import METRICS
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.trainer import Trainer
+from p2pfl.messaging.topology import Topology
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.options import Loc, OptionProblem, Options, unknown
@@ -87,6 +88,7 @@ def check_rules(
     if rule is not None and type(rule) is not Mean:
         members = rule.members if isinstance(rule, RuleList) else [(file.aggregation.name, rule)]
     unweighted = [member for member, each in members if not each.weighted]
+    measured = [member for member, each in members if each.needs_loss]
     if members and not combines(method):
         listed = ", ".join(member for member, _ in members)
         text = (
@@ -98,6 +100,12 @@ def check_rules(
         text = (
             f"{unweighted[0]!r} ignores weights, but {name} computes the weights of what it averages; choose a rule "
             "that uses them, e.g. mean"
+        )
+        yield OptionProblem(("aggregation",), text)
+    elif measured and (has_loss_of_its_own(method) or not method.homogeneous):
+        text = (
+            f"{measured[0]!r} measures the loss of received models on local samples, but {name} sends no whole "
+            "models, or has a loss of its own; choose another rule, e.g. monna"
         )
         yield OptionProblem(("aggregation",), text)
     if method.own_gradients:
@@ -200,6 +208,27 @@ def check_graph(file: RunFile, method: type[Algorithm[Any]], graph: Graph) -> It
             f"{name!r} have one; choose an undirected graph, or a method such as dpsgd"
         )
         yield OptionProblem(("graph",), text)
+
+
+def check_degrees(
+    file: RunFile, rule: Rule, topology: Topology, schedule: Schedule | None
+) -> Iterator[OptionProblem]:
+    """Each peer must get enough contributions in some round, and never too many, for its rule's parameters."""
+    most = [len(sources) for sources in topology.sources]
+    if not any(rule.refusal(1 + n) for n in range(1, 1 + max(most))):
+        return
+    if schedule is not None:
+        period = min(schedule.period or file.rounds, file.rounds)
+        most = [max(map(len, each)) for each in zip(*(schedule(t).sources for t in range(period)), strict=True)]
+    refusals = {peer: rule.refusal(1 + n) for peer, n in enumerate(most) if n > 0}  # without neighbors: nothing to do
+    refused = {peer: text for peer, text in refusals.items() if text is not None}
+    if refused:
+        peer, text = next(iter(refused.items()))
+        subject = "" if isinstance(rule, RuleList) else f"{file.aggregation.name!r} "
+        neighbors = f"{most[peer]} neighbor{'' if most[peer] == 1 else 's'}{'' if schedule is None else ' at most'}"
+        others = f" ({len(refused)} peers have this problem)" if len(refused) > 1 else ""
+        text = f"peer {peer} has {neighbors}{others}: {subject}{text}"
+        yield OptionProblem(("aggregation",), text)
 
 
 def _check_models(file: RunFile, method: type[Algorithm[Any]]) -> Iterator[OptionProblem]:

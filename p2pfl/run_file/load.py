@@ -28,7 +28,7 @@ from p2pfl.plugins import TABLES, loading, sources
 from p2pfl.plugins.loading import blaming, naming_lines
 from p2pfl.plugins.sources import Plugin
 from p2pfl.registry import Table
-from p2pfl.run_file.checks import check_attacks, check_graph, check_loss, check_rules, cross_checks
+from p2pfl.run_file.checks import check_attacks, check_degrees, check_graph, check_loss, check_rules, cross_checks
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import ALL, Models, Named, PluginEntry, RunFile, from_name
 from p2pfl.run_file.yaml_source import Source
@@ -167,6 +167,8 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         except P2pflError as error:
             edges = type(graph).edges_at if isinstance(graph, TimeVaryingGraph) else type(graph).edges_of
             problems.append(OptionProblem(("graph",), blaming(edges, error)))
+    if rule is not None and topology is not None:
+        problems.extend(check_degrees(file, rule, topology, schedule))
     if problems:
         raise source.error(problems)
     required = (dataset, partition, augmentation, rule, gradient)

@@ -11,9 +11,11 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from p2pfl import PeerId
+from p2pfl.aggregation import Rule
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import MessageCounts
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.outcomes import MESSAGES
 from p2pfl.run_folder.folder import FINAL, PeerFolder, Phase, Result, Status
 from p2pfl.run_folder.peer_log import details
@@ -108,6 +110,14 @@ class StatusFile:
             await self._stale.wait()  # an idle peer does not wake up
             await asyncio.sleep(self._checked_at + self._every - perf_counter())
             self.write()
+
+
+def log_assumed(log: logging.Logger, rule: Rule, neighborhood: Neighborhood, t: int) -> None:
+    """Log what the aggregation rule assumes of the contributions of round ``t``, the peer's own included."""
+    n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
+    if assumed := rule.assumed(n):
+        values = " ".join(f"{key}={value}" for key, value in assumed.items())
+        log.info("aggregation t=%d contributions=%d %s", t, n, values)
 
 
 def log_round(

@@ -38,7 +38,7 @@ from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
-from p2pfl.session.reporting import StatusFile, log_diverged_loss, log_round, make_result
+from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
 from p2pfl.session.saving import Saver, load
 from p2pfl.session.training_errors import naming_batches
 from p2pfl.tensors import digest
@@ -183,6 +183,7 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
+            log_assumed(self.log, self.algorithm.aggregation.rule, self.endpoint.neighborhood, self.rounds_done)
             self._began = perf_counter()
             self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)

@@ -36,6 +36,9 @@ class Largest(PerTensor):
 
     weighted = False
 
+    def tolerates(self, n: int) -> int:
+        return n // 4
+
     def combine_tensor(self, tensors: Sequence[Tensor], given: Contributions) -> Tensor:
         return torch.stack(list(tensors)).amax(0)
 
@@ -46,6 +49,9 @@ class Scaled(Rule):
 
     by: float = 2.0
     """The factor."""
+
+    def tolerates(self, n: int) -> int:
+        return n // 2
 
     def transform(self, given: Contributions) -> Contributions:
         given.state["rounds"] = given.state.get("rounds", 0) + 1
@@ -164,6 +170,13 @@ def test_rules_of_a_list_transform_in_turn_and_the_last_one_combines() -> None:
     assert rule.to_dict() == {
         "rules": [{"name": "scaled", "by": 3.0}, {"name": "scaled", "by": 2.0}, {"name": "largest"}]
     }
+
+
+@pytest.mark.parametrize(
+    ("rules", "tolerated"), [(["mean"], 0), (["scaled", "largest"], 2), (["scaled", "mean"], 4), (["scaled"], 4)]
+)
+def test_a_list_tolerates_what_its_last_rule_does_unless_that_is_the_mean(rules: list[str], tolerated: int) -> None:
+    assert RuleList.parse({"rules": rules}).tolerates(8) == tolerated
 
 
 @pytest.mark.parametrize(

@@ -69,18 +69,30 @@ def test_algorithm_has_a_page(name: str) -> None:
     assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
 
 
-@pytest.mark.parametrize("name", sorted(ADVERSARIES))
-def test_attack_has_a_page_with_its_parameters_and_their_defaults(name: str) -> None:
-    page = (REPOSITORY / "docs" / "attacks" / f"{name}.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.MULTILINE))
-    assert rows == {note.name: _as_yaml(note.default) for note in notes(ADVERSARIES[name])}
-    assert f"name: {name}" in page
+# ---- rules of aggregation, and attacks ---------------------------------------------------------------------
 
 
-def _as_yaml(default: object) -> str:
-    if isinstance(default, float):
-        return f"{default:g}"
-    return {"None": "null", "False": "false"}.get(str(default), str(default))
+@pytest.mark.parametrize(
+    ("folder", "name", "options"),
+    [
+        *(("rules", name, rule) for name, rule in AGGREGATIONS.items() if name != "list"),
+        *(("attacks", name, attack) for name, attack in ADVERSARIES.items()),
+    ],
+)
+def test_rule_or_attack_has_a_page_that_lists_its_parameters_with_their_defaults(
+    folder: str, name: str, options: type[Options]
+) -> None:
+    page = (REPOSITORY / "docs" / folder / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {name}\n")
+    for note in notes(options):
+        shown = f"{note.name}" if note.default == "(required)" else f"{note.name}: {_as_yaml(note.default)}"
+        assert f"`{shown}`" in page
+
+
+def _as_yaml(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return format(value, "g") if isinstance(value, float) else str(value)
 
 
 # ---- what the decorators check of plug-ins -----------------------------------------------------------------

@@ -89,8 +89,8 @@ def test_a_list_of_rules_is_resolved_and_part_of_the_runs_identity(loaded: Any) 
 @pytest.mark.parametrize(
     ("sets", "key", "text"),
     [
-        (["aggregation=mena"], "aggregation.name", "did you mean 'mean'?"),
-        (["aggregation=[all, mena]"], "aggregation.rules.1", "did you mean 'mean'?"),
+        (["aggregation=maen"], "aggregation.name", "did you mean 'mean'?"),
+        (["aggregation=[all, maen]"], "aggregation.rules.1", "did you mean 'mean'?"),
         (["aggregation=[first, all]"], "aggregation", "'first' replaces the mean, so it must be the last rule"),
         (["aggregation=3"], "aggregation", "should be a name"),
         (["aggregation={name: all, f: 1}"], "aggregation.f", "unknown key 'f'"),
@@ -124,3 +124,68 @@ def test_methods_that_compute_weights_refuse_rules_that_ignore_them(loaded: Any,
     assert key == "aggregation"
     assert message.startswith(f"'first' ignores weights, but {name} computes")
     loaded(f"algorithm.name={name}", "aggregation=all")
+
+
+@pytest.mark.parametrize("name", ["fedproto", "lg-fedavg", "fedavg-ssl", "heterofl"])
+def test_methods_without_whole_models_or_labels_refuse_rules_that_measure_them(loaded: Any, name: str) -> None:
+    problems = refused(loaded, f"algorithm.name={name}", "aggregation=[norm-clip, ubar]")
+    assert [message for _, message in problems if message.startswith("'ubar' measures the loss")]
+    loaded("algorithm.name=ditto", "aggregation=ubar")
+
+
+# ---- f, and the peers' degrees ---------------------------------------------------------------------------------
+
+PATH = ["peers=5", "graph=line"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        (
+            [*PATH, "aggregation={name: trimmed-mean, f: 1}"],
+            "peer 0 has 1 neighbor (2 peers have this problem): 'trimmed-mean' tolerates 0 attackers among 2 "
+            "contributions, not f = 1; set f to auto or to 0 at most, or give the peer 2 neighbors",
+        ),
+        (
+            ["peers=4", "aggregation=[norm-clip, {name: krum, f: 1}]"],
+            "peer 0 has 3 neighbors (4 peers have this problem): 'krum' tolerates 0 attackers among 4",
+        ),
+        (
+            ["peers=17", "aggregation={name: mda, f: 6}"],
+            "'mda' looks at C(17, 6) = 12,376 subsets of 17 contributions, 6 attackers among them; 10,000 is the",
+        ),
+        (["peers=21", "aggregation=smea"], "C(21, 6) = 54,264"),
+        (
+            ["peers=8", "graph=one-peer-exponential", "aggregation={name: monna, f: 1}"],
+            "peer 0 has 1 neighbor at most (8 peers have",
+        ),
+    ],
+)
+def test_what_a_peers_degree_cannot_bear_is_refused(loaded: Any, sets: list[str], text: str) -> None:
+    ((key, message),) = refused(loaded, "data.partition=iid", *sets)
+    assert key == "aggregation"
+    assert text in message
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        [*PATH, "aggregation=trimmed-mean"],  # auto
+        ["peers=5", "aggregation={name: krum, f: 1}"],
+        ["peers=14", "aggregation={name: mda, f: 6}"],
+        [
+            "peers=4",
+            "graph={name: edges, edges: [[0, 1], [1, 2], [0, 2]], allow_disconnected: true}",
+            "aggregation={name: monna, f: 1}",
+        ],
+        ["peers=8", "graph=one-peer-exponential", "aggregation=monna"],
+    ],
+)
+def test_what_each_peers_degree_bears_is_accepted(loaded: Any, sets: list[str]) -> None:
+    loaded(*sets)
+
+
+@pytest.mark.parametrize("wrong", ["-1", "some", "1.5"])
+def test_f_is_a_number_or_auto(loaded: Any, wrong: str) -> None:
+    problems = refused(loaded, f"aggregation={{name: krum, f: {wrong}}}")
+    assert [key for key, _ in problems] == ["aggregation.f"]
