@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +17,13 @@ from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body, Layout, TensorPath
 from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
+from p2pfl.tensors import Tensors
+
+
+class Combine(Protocol):
+    """Returns what a rule makes of the tensors of several senders, which all have the same names."""
+
+    def __call__(self, tensors: Mapping[PeerId, Tensors], me: PeerId, kind: str, t: int) -> Tensors: ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Attacker:
             ``uses_before``, and only of tensors that belong to a model: others are updates, or computed anew.
         others: what honest neighbors send in place of this body, at the same point of the round, ascending. Only for
             attacks that are ``rushing``; empty where a method has no such point, or where none arrived.
+        combine: applies the run's aggregation rule, with equal weights and without what it keeps from round to round.
     """
 
     place: Neighborhood
@@ -41,6 +49,7 @@ class Attacker:
     memory: dict[str, Any] = field(default_factory=dict)
     before: Mapping[TensorPath, Tensor] = field(default_factory=dict)
     others: Mapping[PeerId, Body] = field(default_factory=dict)
+    combine: Combine | None = None
 
     @property
     def me(self) -> PeerId:
@@ -51,9 +60,9 @@ class Attacker:
         """Number of peers of the run."""
         return self.place.peers
 
-    def attackers_nearby(self, t: int) -> int:
-        """Return the number of attackers among this peer and the neighbors that send to it in round ``t``."""
-        return 1 + len(self.adversaries.intersection(self.place.topology_at(t).sources[self.me]))
+    def attackers_nearby(self, t: int) -> list[PeerId]:
+        """Return the attackers among this peer and the neighbors that send to it in round ``t``, ascending."""
+        return sorted(self.adversaries.intersection((self.me, *self.place.topology_at(t).sources[self.me])))
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ class Adversary(Options, ABC):
     """Whether ``Attacker.before`` is needed: then the peer keeps a copy of its models."""
     rushing: ClassVar[bool] = False
     """Whether ``Attacker.others`` is needed: then the peer sends only when its honest neighbors have sent."""
+    uses_rule: ClassVar[bool] = False
+    """Whether ``Attacker.combine`` is called: rules that need a peer's data are refused."""
     trains: ClassVar[bool] = True
     """Whether the peer trains."""
 

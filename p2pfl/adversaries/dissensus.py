@@ -33,7 +33,7 @@ class Dissensus(Rushing):
         def against(i: PeerId) -> Body:
             if i not in others:  # an attacker, or one that this peer does not hear
                 return body
-            return self.crafted(others[i], {j: others[j] for j in sources[i] if j in others}, 1, {})
+            return self.crafted(others[i], {j: others[j] for j in sources[i] if j in others}, t, attacker)
 
         return {i: against(i) for i in to}
 

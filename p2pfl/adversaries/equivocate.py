@@ -50,6 +50,10 @@ class Equivocate(Adversary):
     def rushing(self) -> bool:  # type: ignore[override]
         return any(member.rushing for member in self.members)
 
+    @property
+    def uses_rule(self) -> bool:  # type: ignore[override]
+        return any(member.uses_rule for member in self.members)
+
     def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Mapping[PeerId, Body]:
         sent: dict[PeerId, Body] = {}
         for number, member in enumerate(self.members):

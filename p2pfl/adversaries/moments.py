@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
 
@@ -16,10 +17,59 @@ from p2pfl.adversaries.base import adversary
 from p2pfl.adversaries.rushing import Honest, Rushing, Vector
 from p2pfl.messaging.schema import TensorPath
 
+EVALUATIONS = 20
+"""Of a rule, to tune an attack."""
+
+
+@dataclass(frozen=True)
+class Tunable(Rushing):
+    """Base of attacks whose vector depends on a number, which may be tuned against the run's aggregation rule."""
+
+    tune: bool = field(default=False, kw_only=True)
+    """Choose the number that moves the run's rule farthest from the honest mean, by a line search."""
+
+    required = ("lie", "number")
+
+    @abstractmethod
+    def lie(self, own: Vector, honest: Honest, number: float) -> Vector:
+        """Return the vector to send with this number."""
+
+    @abstractmethod
+    def number(self, honest: Honest) -> float:
+        """Return the number, unless it is tuned."""
+
+    @property
+    def uses_rule(self) -> bool:  # type: ignore[override]
+        return self.tune
+
+    def craft(self, own: Vector, honest: Honest) -> Vector:
+        number = self.number(honest)
+        if self.tune:
+            number = line_search(lambda tried: honest.damage(self.lie(own, honest, tried)))
+        return self.lie(own, honest, number)
+
+
+def line_search(value: Callable[[float], float], step: float = 10.0, shrink: float = 0.8) -> float:
+    """Return a number from 0 on with a large value: the first step doubles while the value grows, then steps shrink.
+
+    ByzFL's search for "optimal" attacks, with its step and factor. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot,
+    Stephan: "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023.
+    https://arxiv.org/abs/2302.01772
+    """
+    best, largest, grows = 0.0, value(0.0), True
+    for _ in range(EVALUATIONS - 1):
+        found = value(best + step)
+        better = found > largest
+        if better:
+            best, largest = best + step, found
+        grows = grows and better
+        step *= 2.0 if grows else shrink
+    return best
+
 
 @adversary("ipm")
 @dataclass(frozen=True)
-class InnerProduct(Rushing):
+class InnerProduct(Tunable):
     """Send −ε · mean of the honest vectors: the inner product of their mean and what is averaged gets negative.
 
     Xie, Koyejo, Gupta: "Fall of Empires: Breaking Byzantine-Tolerant SGD by Inner Product Manipulation", UAI 2019.
@@ -27,7 +77,7 @@ class InnerProduct(Rushing):
     """
 
     epsilon: PositiveFloat = 0.5
-    """ε."""
+    """ε, unless it is tuned."""
     of: Literal["messages", "updates"] = "messages"
     """messages: the mean of what is sent; updates: of models relative to this peer's own b before training,
     b − ε · (mean − b), as the paper's gradients are."""
@@ -36,33 +86,26 @@ class InnerProduct(Rushing):
     def uses_before(self) -> bool:  # type: ignore[override]
         return self.of == "updates"
 
-    def craft(self, own: Vector, honest: Honest) -> Vector:
+    def number(self, honest: Honest) -> float:
+        return self.epsilon
+
+    def lie(self, own: Vector, honest: Honest, number: float) -> Vector:
         def opposite(path: TensorPath) -> Tensor:
             mean, _ = honest.moments(path)
             before = honest.before.get(path, torch.zeros_like(mean))
-            return before - self.epsilon * (mean - before)
+            return before - number * (mean - before)
 
         return {path: opposite(path) for path in own}
 
 
-class Deviation(Rushing):
-    """Base of attacks that send mean − γ · standard deviation."""
-
-    required = ("factor",)
-
-    @abstractmethod
-    def factor(self, honest: Honest) -> float:
-        """Return γ."""
-
-    def craft(self, own: Vector, honest: Honest) -> Vector:
-        gamma = self.factor(honest)
-        moments = {path: honest.moments(path) for path in own}
-        return {path: mean - gamma * deviation for path, (mean, deviation) in moments.items()}
+def deviating(honest: Honest, number: float) -> Vector:
+    """Return mean − number · standard deviation of the honest vectors."""
+    return {path: mean - number * std for path in honest.paths for mean, std in [honest.moments(path)]}
 
 
 @adversary("alie")
 @dataclass(frozen=True)
-class LittleIsEnough(Deviation):
+class LittleIsEnough(Tunable):
     """Send mean − z · standard deviation of the honest vectors, which is within their spread.
 
     Baruch, Baruch, Goldberg: "A Little Is Enough: Circumventing Defenses For Distributed Learning", NeurIPS 2019.
@@ -70,11 +113,14 @@ class LittleIsEnough(Deviation):
     """
 
     z: float | None = None
-    """z; null: the largest with which s = ⌊n/2⌋ + 1 − f honest vectors, a majority together with the f attackers, are
-    farther from the mean than this one, Φ⁻¹((n − f − s)/(n − f)), of the n vectors nearby."""
+    """z, unless it is tuned; null: the largest with which s = ⌊n/2⌋ + 1 − f honest vectors, a majority together with
+    the f attackers, are farther from the mean than this one, Φ⁻¹((n − f − s)/(n − f)), of the n vectors nearby."""
 
-    def factor(self, honest: Honest) -> float:
-        return largest_z(len(honest.vectors), honest.attackers) if self.z is None else self.z
+    def lie(self, own: Vector, honest: Honest, number: float) -> Vector:
+        return deviating(honest, number)
+
+    def number(self, honest: Honest) -> float:
+        return largest_z(len(honest.vectors), len(honest.attackers)) if self.z is None else self.z
 
 
 def largest_z(honest: int, attackers: int) -> float:
@@ -101,7 +147,7 @@ class Distances:
         self.between, self.from_mean, self.along, self.deviation = (
             torch.zeros(shape, dtype=torch.float64) for shape in ((count, count), (count,), (count,), ())
         )
-        for path in next(iter(honest.vectors.values())):
+        for path in honest.paths:
             values = honest.stacked(path).reshape(count, -1).double()
             mean, deviation = (moment.flatten().double() for moment in honest.moments(path))
             self.between += torch.stack([(values - value).square().sum(1) for value in values]).cpu()
@@ -112,7 +158,7 @@ class Distances:
 
 @adversary("min-max")
 @dataclass(frozen=True)
-class MinMax(Deviation):
+class MinMax(Rushing):
     """Send mean − γ · std, with the largest γ that is no farther from any honest vector than two of these are apart.
 
     Shejwalkar, Houmansadr: "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
@@ -120,26 +166,27 @@ class MinMax(Deviation):
     of the roots γ_j of ‖mean − γ std − x_j‖² = max ‖x_i − x_k‖².
     """
 
-    def factor(self, honest: Honest) -> float:
+    def craft(self, own: Vector, honest: Honest) -> Vector:
         d = Distances(honest)
         if not d.deviation:
-            return 0.0
+            return deviating(honest, 0.0)
         room = (d.between.max() - d.from_mean).clamp(min=0.0)
-        return float(((d.along + (d.along.square() + d.deviation * room).sqrt()) / d.deviation).min())
+        roots = (d.along + (d.along.square() + d.deviation * room).sqrt()) / d.deviation
+        return deviating(honest, float(roots.min()))
 
 
 @adversary("min-sum")
 @dataclass(frozen=True)
-class MinSum(Deviation):
+class MinSum(Rushing):
     """Send mean − γ · std, with the largest γ whose sum of squared distances to the honest vectors is at most theirs.
 
     Shejwalkar and Houmansadr, as min-max: Σ_j ‖mean − γ std − x_j‖² = max_i Σ_j ‖x_i − x_j‖², where the sum over
     mean − x_j is 0.
     """
 
-    def factor(self, honest: Honest) -> float:
+    def craft(self, own: Vector, honest: Honest) -> Vector:
         d = Distances(honest)
         if not d.deviation:
-            return 0.0
+            return deviating(honest, 0.0)
         room = max(0.0, float(d.between.sum(1).max() - d.from_mean.sum()))
-        return math.sqrt(room / (len(d.along) * float(d.deviation)))
+        return deviating(honest, math.sqrt(room / (len(d.along) * float(d.deviation))))

@@ -6,9 +6,11 @@ neighbors that have it. Neighbors whose tensors have other shapes are left out. 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from p2pfl.adversaries.altered import fitted, floats_of, is_float
 from p2pfl.adversaries.base import Adversary, Attacker
 from p2pfl.adversaries.class_rows import CLASSES
 from p2pfl.messaging.schema import B, Body, Layout, TensorPath, tensors_of, with_tensors
-from p2pfl.tensors import widened
+from p2pfl.tensors import has_diverged, widened
 
 Vector = Mapping[TensorPath, Tensor]
 """Tensors that are attacked as one vector, at least float32."""
@@ -30,13 +32,21 @@ class Honest:
 
     Attributes:
         vectors: by sender, ascending; at least one.
-        attackers: f; this peer is one of them.
+        attackers: their ids, ascending; this peer is one of them.
         before: what of this peer's own vector belongs to a model, as it was before training, if the attack uses it.
+        combine: applies the run's rule to vectors by sender, as the peer that is named.
     """
 
     vectors: Mapping[PeerId, Vector]
-    attackers: int = 1
-    before: Vector = field(default_factory=dict)
+    attackers: Sequence[PeerId]
+    before: Vector
+    combine: Callable[[Mapping[PeerId, Vector], PeerId], Vector]
+    _moments: dict[TensorPath, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+
+    @property
+    def paths(self) -> Collection[TensorPath]:
+        """The tensors of a vector."""
+        return next(iter(self.vectors.values())).keys()
 
     def stacked(self, path: TensorPath) -> Tensor:
         """Return one tensor of all vectors, [n − f, …]."""
@@ -44,15 +54,30 @@ class Honest:
 
     def moments(self, path: TensorPath) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of each coordinate of one tensor; the deviation is unbiased, or 0."""
-        values = self.stacked(path)
-        return values.mean(0), values.std(0) if len(values) > 1 else torch.zeros_like(values[0])
+        if path not in self._moments:
+            values = self.stacked(path)
+            self._moments[path] = values.mean(0), values.std(0) if len(values) > 1 else torch.zeros_like(values[0])
+        return self._moments[path]
+
+    def damage(self, lie: Vector) -> float:
+        """Return how far the rule's result is from the honest mean if all attackers nearby send a vector.
+
+        The rule is applied as the honest neighbor with the lowest id would, if it received all of them. −1 of a
+        vector that receivers would drop, since it has diverged.
+        """
+        if any(map(has_diverged, lie.values())):
+            return -1.0
+        sent = {**self.vectors, **dict.fromkeys(self.attackers, lie)}
+        combined = self.combine({j: sent[j] for j in sorted(sent)}, min(self.vectors))
+        apart = (combined[path] - self.moments(path)[0] for path in lie)
+        return math.sqrt(sum(float(x.double().square().sum()) for x in apart))
 
 
 class Rushing(Adversary):
     """Base of attacks that send a vector made of those of honest neighbors."""
 
     rushing = True
-    required = ("craft",)
+    required: ClassVar[tuple[str, ...]] = ("craft",)
     """The methods that a subclass must define."""
 
     @abstractmethod
@@ -60,26 +85,32 @@ class Rushing(Adversary):
         """Return what to send in place of a vector; the tensors of both must not be modified."""
 
     def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Body | Mapping[PeerId, Body]:
-        return self.crafted(body, attacker.others, attacker.attackers_nearby(t), attacker.before)
+        return self.crafted(body, attacker.others, t, attacker)
 
     def changes(self, layout: Layout) -> bool:
         """Return whether all peers have tensors of the same shapes, or rows of the same classes."""
         paths = floats_of(layout)
         return bool(paths) and (CLASSES in layout.plain or not any(layout.tensors[path].free for path in paths))
 
-    def crafted(
-        self, body: B, others: Mapping[PeerId, Body], attackers: int, before: Mapping[TensorPath, Tensor]
-    ) -> B:
+    def crafted(self, body: B, others: Mapping[PeerId, Body], t: int, attacker: Attacker) -> B:
         """Return a body with other vectors, which are made of the ``others``."""
         lie = with_tensors(body, {path: x.clone() for path, x in tensors_of(body).items()})
         theirs = {j: vectors(other) for j, other in others.items()}
+        attackers, before = attacker.attackers_nearby(t), attacker.before
+
+        def combine(sent: Mapping[PeerId, Vector], me: PeerId) -> Vector:
+            assert attacker.combine is not None
+            named = {j: {str(path): x for path, x in vector.items()} for j, vector in sent.items()}
+            combined = attacker.combine(named, me, body.kind(), t)
+            return {path: combined[str(path)] for path in sent[me]}
+
         for key, own in vectors(lie).items():
             found = {j: each[key] for j, each in theirs.items() if key in each and _alike(each[key], own)}
             if found:
                 wide = {j: {path: widened(x.to(own[path].device)) for path, x in v.items()} for j, v in found.items()}
                 earlier = {path: widened(before[path]) for path in own if path in before}
-                crafted = self.craft({path: widened(x) for path, x in own.items()}, Honest(wide, attackers, earlier))
-                for path, values in crafted.items():
+                honest = Honest(wide, attackers, earlier, combine)
+                for path, values in self.craft({path: widened(x) for path, x in own.items()}, honest).items():
                     own[path].copy_(fitted(path, values, own[path]))
         return lie
 

@@ -117,7 +117,7 @@ def check_rules(
 
 
 def check_attacks(
-    file: RunFile, method: type[Algorithm[Any]] | None, attacks: Sequence[Adversary | None]
+    file: RunFile, method: type[Algorithm[Any]] | None, rule: Rule | None, attacks: Sequence[Adversary | None]
 ) -> Iterator[OptionProblem]:
     """Attacks must have an effect; rushing ones need a point of the round where all peers send."""
     for number, (entry, attack) in enumerate(zip(file.adversaries, attacks, strict=True)):
@@ -126,6 +126,12 @@ def check_attacks(
                 if given:
                     text = f"has no effect: {entry.name!r} poisons training data when they are loaded; remove it"
                     yield OptionProblem(("adversaries", number, key), text)
+        if attack is not None and attack.uses_rule and rule is not None and rule.needs_loss:
+            text = (
+                f"{entry.name!r} cannot be tuned against {file.aggregation.name}, which measures models on the "
+                "receivers' data; remove tune: true"
+            )
+            yield OptionProblem(("adversaries", number), text)
         if attack is not None and attack.rushing and method is not None and not exchanges(method):
             text = (
                 f"{entry.name!r} uses what honest neighbors send at the same point of a round, but peers of "

@@ -148,7 +148,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
 
     method = ALGORITHMS[file.algorithm.name] if hyper is not None else None
     problems.extend(cross_checks(file, method))
-    problems.extend(check_attacks(file, method, attacks))
+    problems.extend(check_attacks(file, method, rule, attacks))
     if hyper is not None and method is not None:
         problems.extend(check_loss(file.algorithm.name, method, hyper))
         problems.extend(check_rules(file, method, hyper, rule, gradient))

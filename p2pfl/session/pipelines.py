@@ -12,6 +12,7 @@ from p2pfl import PeerId, rng
 from p2pfl.adversaries.attacking import Attacking
 from p2pfl.adversaries.base import Attacker, Poisoning
 from p2pfl.adversaries.before import Before
+from p2pfl.aggregation import Contributions
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.codecs import Codec
@@ -25,6 +26,7 @@ from p2pfl.plugins.loading import naming_lines
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import ALL
+from p2pfl.tensors import Tensors, equal
 
 
 def make_pipeline(
@@ -74,12 +76,22 @@ def _attacking(
             before = Before(algorithm.module_tensors)
         idle_from = min((entry.first for entry, attack in mine if not attack.trains), default=run.rounds)
         algorithm.before_training = partial(_before_training, algorithm.aggregation, before, idle_from)
+
+    def attacker() -> Attacker:
+        return Attacker(place, adversaries, layouts, combine=partial(_combined, run))
+
     attacking = [
-        Attacking(attack, Attacker(place, adversaries, layouts), streams, entry.first, entry.messages, before)
+        Attacking(attack, attacker(), streams, entry.first, entry.messages, before)
         for entry, attack in mine
         if not isinstance(attack, Poisoning)
     ]
     return [*attacking] if before is None else [before, *attacking]
+
+
+def _combined(run: Run, tensors: Mapping[PeerId, Tensors], me: PeerId, kind: str, t: int) -> Tensors:
+    """Return what the run's rule makes of the tensors of several senders, with equal weights."""
+    given = Contributions(tensors, equal(tensors), me, tensors[me], kind, t, run.rounds)
+    return run.aggregation.combine(run.aggregation.transform(given))
 
 
 def _before_training(clock: Aggregator, before: Before | None, idle_from: int) -> bool:

@@ -70,6 +70,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "mapl, two join late": [{"name": "prototype-swap", "messages": ["Prototypes"]}, {"name": "min-max"}],
     "l2c, pruned": [{"name": "ipm", "of": "updates"}, {"name": "noise", "std": 0.1}],  # received models lie in a file
     "dfedavgm": [{"name": "min-sum"}],
+    "lg-fedavg": [{"name": "alie", "tune": True}],
 }
 
 
@@ -90,6 +91,16 @@ def test_rushing_attacks_are_refused_where_peers_do_not_send_at_the_same_time(me
         make(FIRST[method], {"peers": [1], "name": "equivocate", "attacks": ["none", "alie"]})
     assert "adversaries.0.name: 'equivocate' uses what honest neighbors send" in str(caught.value)
     assert f"but peers of {method} send to some, in turn, or nothing" in str(caught.value)
+
+
+def test_tuning_depends_on_the_rule_and_is_refused_where_that_needs_data() -> None:
+    tuned = {"peers": [1], "name": "alie", "tune": True}
+    changes: dict[str, Any] = {"graph": "complete", "rounds": 2, "aggregation": ["nnm", "trimmed-mean"]}
+    assert outcome(make("dpsgd, epochs", tuned, **changes)) != outcome(
+        make("dpsgd, epochs", {**tuned, "tune": False}, **changes)
+    )
+    with pytest.raises(RunFileError, match="'alie' cannot be tuned against ubar"):
+        make("dpsgd, epochs", tuned, **{**changes, "aggregation": "ubar"})
 
 
 def test_a_resolved_run_file_gives_an_equal_run() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from p2pfl.adversaries import ADVERSARIES
 from p2pfl.adversaries.attacking import Attacking
 from p2pfl.adversaries.base import Attacker
-from p2pfl.adversaries.moments import largest_z
+from p2pfl.adversaries.moments import largest_z, line_search
 from p2pfl.algorithms.class_means import Prototypes
 from p2pfl.algorithms.fedkd import Factors
 from p2pfl.algorithms.mapl_prototypes import Prototypes as MAPLPrototypes
@@ -163,6 +163,54 @@ def test_attacks_agree_with_byzfl(name: str, options: dict[str, Any], oracle: An
     whole = {j: Named({"a": row[:20].view(4, 5), "b": row[20:]}) for j, row in enumerate(vectors)}
     lie = sent(name, whole, whole[0], **options).x
     assert torch.allclose(torch.cat([lie["a"].flatten(), lie["b"]]), oracle(vectors), rtol=1e-5, atol=1e-6)
+
+
+def middle(tensors: Mapping[int, Mapping[str, Tensor]], me: int, kind: str, t: int) -> dict[str, Tensor]:
+    """The mean of the vectors without the two largest and the two smallest values of each coordinate."""
+    assert list(tensors) == sorted(tensors)
+    assert (me, kind, t) == (0, "Vector", 0)
+    return {
+        name: torch.stack([x[name] for x in tensors.values()]).sort(0).values[2:-2].mean(0) for name in tensors[0]
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "sign", "oracle"),
+    [
+        ("ipm", 1, byzfl.Optimal_InnerProductManipulation(byzfl.TrMean(2), pre_agg_list=[], f=2)),
+        ("alie", -1, byzfl.Optimal_ALittleIsEnough(byzfl.TrMean(2), pre_agg_list=[], f=2)),  # the other direction
+    ],
+)
+def test_tuned_attacks_agree_with_byzfl(name: str, sign: int, oracle: Any) -> None:
+    vectors = 1 + torch.randn(8, 30, generator=torch.Generator().manual_seed(4))
+    peers = [j for j in range(10) if j not in (4, 5)]
+    others = {j: Vector(row) for j, row in zip(peers, vectors, strict=True)}
+    attacker = Attacker(Neighborhood(4, complete(10)), ATTACKERS, others=others, combine=middle)
+    lie = ADVERSARIES[name].parse({"tune": True}).attack(others[0], [0], 0, attacker)
+    assert isinstance(lie, Vector)
+    assert torch.allclose(lie.x, sign * oracle(sign * vectors), rtol=1e-4, atol=1e-5)
+
+
+def test_the_line_search_evaluates_twenty_times_and_keeps_the_best() -> None:
+    tried: list[float] = []
+
+    def value(x: float) -> float:
+        tried.append(x)
+        return -abs(x - 33.0)
+
+    assert line_search(value) == pytest.approx(35.37, abs=0.01)  # steps only go up, by 0.8 of the last one
+    assert (len(tried), tried[:5]) == (20, [0.0, 10.0, 30.0, 70.0, 62.0])
+    assert line_search(lambda x: -x) == 0.0
+
+
+def test_vectors_that_receivers_would_drop_do_no_damage() -> None:
+    def mean(tensors: Mapping[int, Mapping[str, Tensor]], me: int, kind: str, t: int) -> Mapping[str, Tensor]:
+        return {name: sum(x[name] for x in tensors.values()) / len(tensors) for name in tensors[me]}  # type: ignore
+
+    attacker = Attacker(Neighborhood(4, complete(6)), ATTACKERS, others=OTHERS, combine=mean)
+    lie = ADVERSARIES["ipm"].parse({"tune": True}).attack(OWN, [0], 0, attacker)
+    assert isinstance(lie, Vector)
+    assert 1e5 < float(lie.x.abs().max()) < 1e6  # the mean has no bound; divergence has
 
 
 # ---- bodies ------------------------------------------------------------------------------------------------
