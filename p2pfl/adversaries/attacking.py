@@ -14,6 +14,7 @@ from p2pfl.adversaries.before import Before
 from p2pfl.errors import PluginError
 from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import Body, take_apart
+from p2pfl.messaging.wire import Message
 from p2pfl.rng import Streams
 
 
@@ -44,7 +45,8 @@ class Attacking(Pipeline):
         self._first = first
         self._kinds = kinds
         self._before = before
-        self._seen: dict[str, Mapping[PeerId, Body]] = {}
+        self._seen: dict[str, dict[PeerId, Body]] = {}
+        """What others have sent, by kind, until the method takes it."""
 
     def _attacks(self, kind: str, t: int) -> bool:
         return t >= self._first and (not self._kinds or kind in self._kinds)
@@ -55,14 +57,17 @@ class Attacking(Pipeline):
         return set(senders) - self._attacker.adversaries if rushes else ()
 
     def see(self, kind: str, bodies: Mapping[PeerId, Body]) -> None:
-        self._seen[kind] = bodies
+        if self._adversary.rushing:
+            self._seen[kind] = dict(bodies)
+
+    def left(self, message: Message) -> None:
+        self._seen.get(message.kind, {}).pop(message.sender, None)
 
     def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
-        others = self._seen.pop(body.kind(), {})
         if not self._attacks(body.kind(), t):
             return [(to, body)]
         before = {} if self._before is None else self._before.of_body
-        attacker = replace(self._attacker, before=before, others=others if self._adversary.rushing else {})
+        attacker = replace(self._attacker, before=before, others=dict(self._seen.get(body.kind(), {})))
         with self._streams.torch("adversary"), torch.no_grad():
             sent = self._adversary.attack(body, to, t, attacker)
         bodies = dict.fromkeys(to, sent) if isinstance(sent, Body) else {j: sent[j] for j in to if j in sent}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2pfl.adversaries import ADVERSARIES
 from p2pfl.adversaries.attacking import Attacking
-from p2pfl.adversaries.base import Attacker
+from p2pfl.adversaries.base import Adversary, Attacker
 from p2pfl.adversaries.moments import largest_z, line_search
 from p2pfl.algorithms.class_means import Prototypes
 from p2pfl.algorithms.fedkd import Factors
@@ -23,6 +23,7 @@ from p2pfl.algorithms.mapl_prototypes import Prototypes as MAPLPrototypes
 from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
+from p2pfl.messaging.pipeline import Chain
 from p2pfl.messaging.schema import Body, Layout, TensorPath
 from p2pfl.messaging.topology import Topology
 from p2pfl.rng import Streams
@@ -253,18 +254,23 @@ def test_bodies_whose_shapes_differ_between_peers_are_refused() -> None:
 # ---- when they send ----------------------------------------------------------------------------------------
 
 
-def rushing(peers: int, attackers: Sequence[int]) -> list[Endpoint]:
+def rushing(peers: int, attackers: Sequence[int], *attacks: dict[str, Any]) -> list[Endpoint]:
+    """Return the endpoints of a complete graph in round 0; default attack: ipm."""
     hub, endpoints = LocalHub(), []
     for me in range(peers):
-        place = Neighborhood(me, complete(peers))
-        attacking = Attacking(ADVERSARIES["ipm"].parse({}), Attacker(place, frozenset(attackers)), Streams(0, me))
-        pipeline = attacking if me in attackers else None
+        attacker = Attacker(place := Neighborhood(me, complete(peers)), frozenset(attackers))
+        chain = Chain([Attacking(parsed(each), attacker, Streams(0, me)) for each in attacks or [{"name": "ipm"}]])
+        pipeline = chain if me in attackers else None
         endpoints.append(Endpoint(place, RUN_ID, Conversation(LAYOUTS), pipeline=pipeline))
         hub.join(endpoints[-1])
     for endpoint in endpoints:
         endpoint.open(0)
         endpoint.begin(0)
     return endpoints
+
+
+def parsed(entry: dict[str, Any]) -> Adversary:
+    return ADVERSARIES[entry["name"]].parse({key: value for key, value in entry.items() if key != "name"})
 
 
 def exchange(endpoint: Endpoint, among: Sequence[int] | None = None) -> Any:
@@ -284,6 +290,15 @@ async def test_attackers_wait_for_honest_peers_and_not_for_each_other() -> None:
         assert all(x(found[j]) == [-0.75, -7.5, -0.5] for j in {0, 3} & found.keys())
     assert [sorted(found) for found in results] == [[1, 2, 3], [0, 1, 2], [0, 2, 3], [0, 1, 3]]
     assert all(endpoint.mailbox.unread == 0 and not endpoint.missing for endpoint in endpoints)
+
+
+async def test_each_message_of_an_equivocating_attacker_is_made_of_what_it_has_seen() -> None:
+    equivocate = {"name": "equivocate", "attacks": ["none", "sign-flip"]}
+    endpoints = rushing(3, [0], equivocate, {"name": "ipm"})
+    found = await asyncio.gather(*map(exchange, endpoints))
+    assert x(found[1][0]) == x(found[2][0]) == [-0.75, -7.5, -0.5]
+    await Net(endpoints[0], 0, SEED).send(1, OWN)  # what was seen is gone: the first attack alone
+    assert x((await Net(endpoints[1], 0, SEED).gather(Vector, of=[0]))[0]) == [-9.0, -9.0, -9.0]
 
 
 async def test_attackers_wait_only_for_peers_that_take_part_and_are_there() -> None:
