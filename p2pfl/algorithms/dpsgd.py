@@ -15,7 +15,7 @@ the graph changes, every round t has a W(t).
 Differs from the paper:
 
 - ``local_steps`` > 1 adds the displacement of several local steps in line 3 instead of one gradient step.
-- ``local_epochs`` trains first and averages the trained models (adapt, then combine).
+- ``local_epochs``, or ``order: atc``, trains first and averages the trained models (adapt-then-combine).
 - Each round draws batches from a new random permutation, so steps of different rounds sample with replacement.
 - Batch-normalization statistics stay local. ``share_statistics: true`` averages them with the same weights; with
   ``local_steps``, the neighbors' from before their step and the local ones from after it.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import PositiveInt, model_validator
 from torch import Tensor
@@ -43,16 +44,28 @@ from p2pfl.tensors import Tensors, displacement
 @dataclass(frozen=True)
 class Hyper(SharedModel):
     local_steps: PositiveInt | None = None
-    """Gradient steps per round, added to the average of the old models. Default without local_epochs: 1, as in
-    Algorithm 1."""
+    """Gradient steps per round. Default without local_epochs: 1, as in Algorithm 1."""
     local_epochs: PositiveInt | None = None  # type: ignore[assignment]
-    """Alternative to local_steps: epochs per round, before the trained models are averaged."""
+    """Alternative to local_steps: epochs per round."""
+    order: Literal["cta", "atc"] | None = None
+    """cta, combine-then-adapt: what training changes is added to the average of the old models, as in Algorithm 1.
+    atc, adapt-then-combine: the trained models are averaged. Default: cta with local_steps, atc with local_epochs."""
 
     @model_validator(mode="after")
     def _exclusive(self) -> Hyper:
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError("give local_steps or local_epochs, not both")
         return self
+
+    @property
+    def adapts_first(self) -> bool:
+        """Whether the trained models are averaged."""
+        return self.local_epochs is not None if self.order is None else self.order == "atc"
+
+    @property
+    def steps(self) -> int | None:
+        """Gradient steps per round; None if these are epochs."""
+        return None if self.local_epochs else self.local_steps or 1
 
 
 @dataclass(frozen=True)
@@ -110,8 +123,8 @@ class DPSGD(Algorithm[Hyper]):
     async def round(self, t: int, net: Net) -> None:
         self.row = net.mixing_weights
         x, statistics = shared_parameters(self.model, self.hyper), shared_statistics(self.model, self.hyper)
-        if self.hyper.local_epochs:
-            self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        if self.hyper.adapts_first:
+            self.train(epochs=self.hyper.local_epochs, steps=self.hyper.steps, batch=self.hyper.batch)
             self.note_contribution(Parameters(x | statistics))
             received = await net.exchange(Parameters(x | statistics))
             average_neighborhood(self.aggregation, x | statistics, received, self.row)
@@ -119,7 +132,7 @@ class DPSGD(Algorithm[Hyper]):
             # While this peer trains, for line 2 of the neighbors.
             published = (await net.publish(Parameters(x | statistics))).values
             before = {name: published[name] for name in x}
-            self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
+            self.train(epochs=self.hyper.local_epochs, steps=self.hyper.steps, batch=self.hyper.batch)  # line 1
             self.note_contribution(Parameters(x | statistics))
             received = await net.gather(Parameters)
             step = displacement(x, before)
@@ -129,12 +142,12 @@ class DPSGD(Algorithm[Hyper]):
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         h, body = self.hyper, Parameters(shared_tensors(self.model, self.hyper))
-        if h.local_epochs:
-            await work.train(epochs=h.local_epochs, batch=h.batch)
+        if h.adapts_first:
+            await work.train(epochs=h.local_epochs, steps=h.steps, batch=h.batch)
             await net.exchange(body)
         else:
             await net.broadcast(body)
-            await work.train(steps=h.local_steps or 1, batch=h.batch)
+            await work.train(epochs=h.local_epochs, steps=h.steps, batch=h.batch)
             await net.gather(Parameters)
 
     def layouts(self) -> Sequence[Layout]:

@@ -63,6 +63,22 @@ def test_round_averages_old_models_and_adds_the_local_displacement(steps: int | 
         np.testing.assert_allclose(theta(peer.model), expected, atol=1e-6)
 
 
+def test_adapt_then_combine_averages_the_trained_models() -> None:
+    peers = make(Hyper(local_steps=2, order="atc", lr=0.5))
+    trained = [descend(peer, theta(peer.model), 2) for peer in peers]
+    run_rounds(peers, LINE, 1)
+    for me, peer in enumerate(peers):
+        np.testing.assert_allclose(theta(peer.model), sum(W[me, j] * trained[j] for j in range(3)), atol=1e-6)
+
+
+def test_combine_then_adapt_with_epochs_adds_what_they_change() -> None:
+    steps, epochs = (make(Hyper.parse({"lr": 0.5, **how})) for how in ({}, {"local_epochs": 1, "order": "cta"}))
+    for peers in (steps, epochs):  # one batch of all samples: an epoch is a step
+        run_rounds(peers, LINE, 2)
+    for left, right in zip(steps, epochs, strict=True):
+        np.testing.assert_array_equal(theta(left.model), theta(right.model))
+
+
 def test_several_rounds_match_algorithm_1() -> None:
     peers = make(Hyper(lr=0.5))
     x = np.array([theta(peer.model) for peer in peers])
