@@ -16,7 +16,7 @@ from p2pfl.tensors import Tensors, clone
 class Before(Pipeline):
     """Keeps a copy of the models at the beginning of the round's training, and finds in it what is sent.
 
-    A method that sends before it trains (D-PSGD with local steps) sends the result of the last round, so the copy is
+    A method that sends before it trains (D-PSGD with steps) sends the result of the last round, so the copy is
     part of the checkpoint.
 
     Args:
