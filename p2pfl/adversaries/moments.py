@@ -91,7 +91,7 @@ class InnerProduct(Tunable):
 
     def lie(self, own: Vector, honest: Honest, number: float) -> Vector:
         def opposite(path: TensorPath) -> Tensor:
-            mean, _ = honest.moments(path)
+            mean = honest.mean(path)
             before = honest.before.get(path, torch.zeros_like(mean))
             return before - number * (mean - before)
 
@@ -100,7 +100,7 @@ class InnerProduct(Tunable):
 
 def deviating(honest: Honest, number: float) -> Vector:
     """Return mean − number · standard deviation of the honest vectors."""
-    return {path: mean - number * std for path in honest.paths for mean, std in [honest.moments(path)]}
+    return {path: honest.mean(path) - number * honest.deviation(path) for path in honest.paths}
 
 
 @adversary("alie")
@@ -148,11 +148,13 @@ class Distances:
             torch.zeros(shape, dtype=torch.float64) for shape in ((count, count), (count,), (count,), ())
         )
         for path in honest.paths:
-            values = honest.stacked(path).reshape(count, -1).double()
-            mean, deviation = (moment.flatten().double() for moment in honest.moments(path))
-            self.between += torch.stack([(values - value).square().sum(1) for value in values]).cpu()
-            self.from_mean += (mean - values).square().sum(1).cpu()
-            self.along += ((mean - values) @ deviation).cpu()
+            apart = (honest.stacked(path) - honest.mean(path)).reshape(count, -1).double()
+            deviation = honest.deviation(path).flatten().double()
+            products = (apart @ apart.T).cpu()
+            squares = products.diagonal()
+            self.between += (squares[:, None] + squares - 2.0 * products).clamp(min=0.0)
+            self.from_mean += squares
+            self.along -= (apart @ deviation).cpu()
             self.deviation += deviation.square().sum().cpu()
 
 

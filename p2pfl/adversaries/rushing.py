@@ -41,7 +41,8 @@ class Honest:
     attackers: Sequence[PeerId]
     before: Vector
     combine: Callable[[Mapping[PeerId, Vector], PeerId], Vector]
-    _moments: dict[TensorPath, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
+    _means: dict[TensorPath, Tensor] = field(default_factory=dict, init=False)
+    _deviations: dict[TensorPath, Tensor] = field(default_factory=dict, init=False)
 
     @property
     def paths(self) -> Collection[TensorPath]:
@@ -52,12 +53,18 @@ class Honest:
         """Return one tensor of all vectors, [n − f, …]."""
         return torch.stack([vector[path] for vector in self.vectors.values()])
 
-    def moments(self, path: TensorPath) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of each coordinate of one tensor; the deviation is unbiased, or 0."""
-        if path not in self._moments:
-            values = self.stacked(path)
-            self._moments[path] = values.mean(0), values.std(0) if len(values) > 1 else torch.zeros_like(values[0])
-        return self._moments[path]
+    def mean(self, path: TensorPath) -> Tensor:
+        """Return the mean of each coordinate of one tensor."""
+        if path not in self._means:
+            self._means[path] = self.stacked(path).mean(0)
+        return self._means[path]
+
+    def deviation(self, path: TensorPath) -> Tensor:
+        """Return the unbiased standard deviation of each coordinate of one tensor; 0 of a single vector."""
+        if path not in self._deviations:
+            single = len(self.vectors) == 1
+            self._deviations[path] = torch.zeros_like(self.mean(path)) if single else self.stacked(path).std(0)
+        return self._deviations[path]
 
     def damage(self, lie: Vector) -> float:
         """Return how far the rule's result is from the honest mean if all attackers nearby send a vector.
@@ -69,7 +76,7 @@ class Honest:
             return -1.0
         sent = {**self.vectors, **dict.fromkeys(self.attackers, lie)}
         combined = self.combine({j: sent[j] for j in sorted(sent)}, min(self.vectors))
-        apart = (combined[path] - self.moments(path)[0] for path in lie)
+        apart = (combined[path] - self.mean(path) for path in lie)
         return math.sqrt(sum(float(x.double().square().sum()) for x in apart))
 
 
