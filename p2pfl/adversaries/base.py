@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -97,8 +97,13 @@ class Adversary(Options, ABC):
         """
 
     def changes(self, layout: Layout) -> bool:
-        """Return whether the attack can change bodies with this layout. One that changes nothing is refused."""
+        """Return whether the attack can change bodies with this layout."""
         return True
+
+    def has_effect(self, layouts: Iterable[Layout]) -> bool:
+        """Return whether the attack does anything where such bodies are sent. A run file with one that does not is
+        refused."""
+        return any(map(self.changes, layouts))
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,9 @@ class Poisoning(Adversary):
 
     def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Body:
         return body
+
+    def has_effect(self, layouts: Iterable[Layout]) -> bool:
+        return True
 
 
 ADVERSARIES: Table[type[Adversary]] = Table("adversary")

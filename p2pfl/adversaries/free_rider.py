@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from p2pfl import PeerId
 from p2pfl.adversaries.base import Adversary, Attacker, adversary
-from p2pfl.messaging.schema import Body, tensors_of, with_tensors
+from p2pfl.messaging.schema import Body, Layout, tensors_of, with_tensors
 from p2pfl.tensors import digest
 
 
@@ -36,3 +36,6 @@ class FreeRider(Adversary):
         if not first:
             first.update({str(number): x.clone() for number, x in enumerate(tensors.values())})
         return with_tensors(body, dict(zip(tensors, first.values(), strict=True)))
+
+    def has_effect(self, layouts: Iterable[Layout]) -> bool:
+        return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from p2pfl import PeerId
 from p2pfl.adversaries.base import Adversary, Attacker, adversary
-from p2pfl.messaging.schema import Body
+from p2pfl.messaging.schema import Body, Layout
 
 
 @adversary("none")
@@ -17,3 +17,6 @@ class Truth(Adversary):
 
     def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Body:
         return body
+
+    def has_effect(self, layouts: Iterable[Layout]) -> bool:
+        return True

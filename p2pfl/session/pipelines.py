@@ -102,10 +102,10 @@ def _before_training(clock: Aggregator, before: Before | None, idle_from: int) -
 
 
 def _check_effect(run: Run, number: int, layouts: Iterable[Layout]) -> None:
-    """Raise RunFileError if an attack can change no message of the method."""
+    """Raise RunFileError if an attack has no effect on the method."""
     entry, attack = run.file.adversaries[number], run.attacks[number]
     chosen = [layout for layout in layouts if not entry.messages or layout.body.kind() in entry.messages]
-    if attack.trains and not isinstance(attack, Poisoning) and not any(map(attack.changes, chosen)):
+    if not attack.has_effect(chosen):
         kinds = ", ".join(sorted({layout.body.kind() for layout in chosen}))
         found = f"sends {kinds}, in which it changes nothing" if chosen else "sends nothing"
         text = f"{entry.name!r} has no effect: {run.algorithm.name} {found}; choose another attack"
