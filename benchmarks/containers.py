@@ -31,7 +31,6 @@ import click
 
 from benchmarks.scenarios import NotInstalled, check_messages, command, p2pfl, run, uninterrupted, wait
 from launcher.backends.container_files import RUN as IN_CONTAINER
-from launcher.facts.summary import settings
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import metrics
@@ -141,7 +140,7 @@ class Engine:
     def started(self, compose: Sequence[str]) -> Iterator[Mesh]:
         """Start the mesh with ``compose up`` under a project name of its own, and remove it afterwards."""
         project = (*compose, "--project-name", self.name, "--file", str(COMPOSE_FILE))
-        run_settings = settings(self.expected)
+        run_settings = self.expected.settings
         labels = (f"label=com.docker.compose.project={self.name}", "label=com.docker.compose.service=peer-{}")
         find = ("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", labels[0], "--filter", labels[1])
         try:

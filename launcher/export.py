@@ -3,7 +3,7 @@
     exported/mesh20-20261122-093000.csv            --format csv
     exported/mesh20-20261122-093000.parquet        --format parquet
     exported/quick4-20261122-093000/mapl-seed=0.csv    of a sweep
-    exported/mesh20-20261122-093000/peer-03/events.out.tfevents.…     --format tensorboard; `mean` is over the peers
+    exported/mesh20-20261122-093000/peer-03/events.out.tfevents.…     --format tensorboard; `mean`: of honest peers
 
 The columns are as in ``RecordedRun.metrics()``. Each file is complete or absent.
 """
@@ -22,6 +22,7 @@ from typing import Any, Literal
 from launcher.facts.sweep_folder import is_sweep
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.run_folder import records
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.records import Record
@@ -72,15 +73,15 @@ def _name(run: Path) -> Path:
     return Path(sweep.name) / root.name if is_sweep(sweep) else Path(root.name)
 
 
-def table(found: Records) -> tuple[list[str], list[dict[str, Any]]]:
+def _table(folder: RunFolder, found: Records) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the columns of all rows, in the order of their first occurrence, and the rows."""
-    rows = [record.row() for record in found]
+    rows = list(records.rows(found, attacks(folder.settings)))
     return list(dict.fromkeys(name for row in rows for name in row)), rows
 
 
 def _csv(folder: RunFolder, found: Records, path: Path) -> list[Path]:
     text = io.StringIO()
-    columns, rows = table(found)
+    columns, rows = _table(folder, found)
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -93,7 +94,7 @@ def _parquet(folder: RunFolder, found: Records, path: Path) -> list[Path]:
         from pyarrow import parquet
     except ImportError:
         raise MissingExtra("pyarrow", "parquet", "p2pfl export --format parquet") from None
-    columns, rows = table(found)
+    columns, rows = _table(folder, found)
     content = io.BytesIO()
     parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in columns}), content)
     return [_write(path, ".parquet", content.getvalue())]
@@ -106,7 +107,7 @@ def _write(path: Path, suffix: str, content: bytes) -> Path:
 
 
 def _tensorboard(folder: RunFolder, found: Records, path: Path) -> list[Path]:
-    """Write a file of events for each peer, and one of means over the peers."""
+    """Write a file of events for each peer, and one of means over the honest peers."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -130,7 +131,8 @@ def _tensorboard(folder: RunFolder, found: Records, path: Path) -> list[Path]:
 
     steps = _steps(found)
     by_round: dict[int, list[tuple[float, Mapping[str, float]]]] = defaultdict(list)
-    for rounds in steps.values():
+    dishonest = attacks(folder.settings)
+    for rounds in (steps[peer] for peer in steps if peer not in dishonest):
         for t, elapsed, values in rounds:
             by_round[t].append((elapsed, values))
     means = [

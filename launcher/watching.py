@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from launcher.facts.summary import settings
 from launcher.lossy_output import dropping
 from launcher.views.progress import Progress, progress_on
 from p2pfl.run_folder.folder import RunFolder
@@ -45,7 +44,7 @@ class Watching:
     def serve(self, folder: RunFolder, console: Console) -> None:
         """Let the endpoint, if there is one, answer for this run, and print its address."""
         if self.metrics is not None:
-            self.metrics.start(folder, settings(folder))
+            self.metrics.start(folder, folder.settings)
             console.print(f"metrics: {self.metrics.url}", soft_wrap=True)
 
 

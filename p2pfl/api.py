@@ -40,6 +40,7 @@ from p2pfl.models import Model
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder import records
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import Result, RunFolder, Status, require_empty
 from p2pfl.run_folder.new_run import create, create_unique, write_run
 from p2pfl.run_folder.records import RecordFile
@@ -235,7 +236,7 @@ class RecordedRun:
         ``correct`` and ``samples`` on the local test split, ``metrics.…`` as the run file names them, ``loss.ce`` and
         other terms of the training loss, ``seconds.training``, …, ``elapsed``, ``cost.…``, ``sources``,
         ``receivers``, ``sent.messages``, ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``,
-        ``missing``, and what else the method records.
+        ``missing``, what else the method records, and if peers attack, the name of its ``attack`` or "".
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -244,7 +245,7 @@ class RecordedRun:
             import pandas as pd
         except ImportError:
             raise MissingExtra("pandas", "pandas", "a table of metrics") from None
-        return pd.DataFrame([record.row() for record in records.read(self._folder)])
+        return pd.DataFrame(list(records.rows(records.read(self._folder), attacks(self._folder.settings))))
 
     def graph(self, t: int | None = None) -> npt.NDArray[np.float64]:
         """Return the mixing weights after round ``t``, by default the last that all peers have completed.

@@ -8,7 +8,6 @@ samples. No stream depends on a clock, a process id or the order of events.
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,23 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-_SHARED, _PEER = 0, 1
-
-
-def _sequence(seed: int, *key: int | str) -> np.random.SeedSequence:
-    spawn_key = tuple(zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key)
-    return np.random.SeedSequence(seed, spawn_key=spawn_key)
-
-
-def shared(seed: int, name: str, t: int = 0) -> np.random.Generator:
-    """Return a generator that draws the same on every peer; each round ``t`` has its own."""
-    return np.random.default_rng(_sequence(seed, _SHARED, name, t))
+from p2pfl.seeds import PEER, SHARED, sequence
+from p2pfl.seeds import shared as shared
 
 
 @contextmanager
 def torch_seeded(seed: int, name: str) -> Iterator[None]:
     """Seed torch's global RNG from a *shared* stream, for equal initial values on every peer; restore it on exit."""
-    with _global_rng(_torch_state(_sequence(seed, _SHARED, name))):
+    with _global_rng(_torch_state(sequence(seed, SHARED, name))):
         yield
 
 
@@ -53,7 +43,7 @@ class Streams:
         """Where the stream for evaluations starts."""
 
     def _start(self, name: str) -> torch.Tensor:
-        return _torch_state(_sequence(self.seed, _PEER, self.peer, name))
+        return _torch_state(sequence(self.seed, PEER, self.peer, name))
 
     def numpy(self, name: str) -> np.random.Generator:
         if name not in self._numpy:
@@ -62,7 +52,7 @@ class Streams:
 
     def fresh(self, name: str) -> np.random.Generator:
         """Return the stream of that name from its start, for what must not depend on earlier draws (evaluation)."""
-        return np.random.default_rng(_sequence(self.seed, _PEER, self.peer, name))
+        return np.random.default_rng(sequence(self.seed, PEER, self.peer, name))
 
     @contextmanager
     def torch(self, name: str) -> Iterator[None]:

@@ -18,6 +18,7 @@ from benchmarks.bench.report import Report, Table
 from benchmarks.bench.settings import Settings
 from p2pfl import PeerId
 from p2pfl.aggregation import AGGREGATIONS, Contributions, Rule, RuleList
+from p2pfl.aggregation.distances import Distances
 from p2pfl.messaging.tensor_file import Spool
 from p2pfl.models import build
 from p2pfl.session.free_memory import free_heap, keep_heap
@@ -37,6 +38,17 @@ NEIGHBORS = 16
 FEW = 4
 BATCH = 64
 REPETITIONS = 5
+
+
+class Measured(Rule):
+    """The mean, after the distances that records hold if there are attackers or rules."""
+
+    def transform(self, given: Contributions) -> Contributions:
+        assert given.own is not None
+        distances = Distances()
+        distances.measure(given.kind, given.tensors, given.me, given.own)
+        distances.drain()
+        return given
 
 
 class Cost(NamedTuple):
@@ -77,10 +89,9 @@ def rules(settings: Settings) -> Report:
         }
     )
     mean = None
-    for section in RULES:
-        name = " → ".join(map(_name, section)) if isinstance(section, list) else _name(section)
+    named = {" → ".join(map(_name, one)) if isinstance(one, list) else _name(one): _rule(one) for one in RULES}
+    for name, rule in {**named, "mean, and distances for the records": Measured()}.items():
         settings.progress(name)
-        rule = _rule(section)
         in_memory = measure(rule, given(NEIGHBORS, on_disk=False), 1 if settings.quick else REPETITIONS)
         many, few = (measure(rule, given(count, on_disk=True), 1) for count in (NEIGHBORS, FEW))
         mean = mean or in_memory.seconds

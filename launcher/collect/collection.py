@@ -19,7 +19,7 @@ from typing import Any
 from launcher import formatting
 from launcher.collect.folders import copy_files, reject_remote, run_folders
 from launcher.errors import CollectError
-from launcher.facts.summary import Summary, settings, summarize
+from launcher.facts.summary import Summary, summarize
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import write_atomically
@@ -142,7 +142,7 @@ def _checked(run: Path, source: str) -> Copied:
     """Check a copied run folder. Raises RunFolderError if it is not one, or its records are invalid."""
     folder = RunFolder.open(run)
     info = folder.info
-    if not _is_complete(info, settings(folder)):
+    if not _is_complete(info, folder.settings):
         raise RunFolderError(
             "run.json lacks the run's id or start time, or run.yaml the name, algorithm, seed, rounds or peers "
             f"(1 to {MAX_PEERS}) of the run"
@@ -240,7 +240,7 @@ def _update_folder(root: Path, found: Sequence[Copied], sources: list[str], chec
     info["started"] = min(started, key=lambda time: datetime.fromisoformat(time).timestamp())
     now = _now()
     folder.write_info({**info, "collected": {"at": now, "sources": sources, "checkpoints": checkpoints}})
-    for peer in range(settings(found[-1].folder)["peers"]):
+    for peer in range(found[-1].folder.settings["peers"]):
         files = folder.peer(peer)
         if files.origin() is None:
             files.root.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ def _best(folder: RunFolder, found: Sequence[Copied], report: Callable[[str], No
     What was collected before is a candidate too, unless it came from one of the locations copied now.
     """
     now = _now()
-    count = settings(folder)["peers"]
+    count = folder.settings["peers"]
     by_peer: dict[PeerId, list[Candidate]] = {}
     for copied in found:
         origin = Origin(copied.location, now, copied.info)

@@ -151,7 +151,7 @@ def _has_groups(members: Sequence[Any]) -> bool:
 
 
 def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -> None:
-    from launcher.comparison.groups import varied
+    from launcher.comparison.groups import varied, without_attackers
     from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
     from launcher.comparison.test_sets import differing, names
@@ -165,9 +165,10 @@ def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -
         if further is not None:
             console.print()
             console.print(further)
-    if several:
+    notes = [different_tests(differing(members)) if several else "", without_attackers(members)]
+    for note in filter(None, notes):
         console.print()
-        console.print(different_tests(differing(members)), style="dim")
+        console.print(note, style="dim")
     warned = differences(members)
     for key, values in warned.items():
         echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
@@ -179,11 +180,9 @@ def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -
 def _show_json(
     compared: Sequence[RunFigures], different: dict[str, list[Any]], found: Results, more: dict[str, Any]
 ) -> None:
-    from dataclasses import asdict
-
-    plain = asdict(found)
+    plain = found.to_dict()
     groups = plain.pop("lines")
-    runs = [asdict(line) for line in compared]
+    runs = [line.to_dict() for line in compared]
     echo(json.dumps({**more, "runs": runs, "different": different, "groups": groups, "comparison": plain}))
 
 

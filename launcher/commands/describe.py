@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +15,7 @@ from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, require_file
 from launcher.formatting.console import echo, print_table
 
 if TYPE_CHECKING:
+    from p2pfl import PeerId
     from p2pfl.inputs import Kind
     from p2pfl.run_file.run import Run
     from p2pfl.run_folder.folder import RunFolder
@@ -202,9 +204,12 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     A picture shows the groups of the data partition in colors and, of the folder of a run whose method has mixing
     weights, those after the last complete round as edges. Of a time-varying graph, edges and degrees are those of its
     connections, the union over all rounds, and the picture shows the spectral gap over time.
+
+    If FILE names attackers or a rule of aggregation: how many attackers each honest peer has among its neighbors, and
+    how many its rule withstands, as it is set and at most. Of a time-varying graph, the worst round counts.
     """
     from launcher.report.drawings import draw_over_time
-    from launcher.views.describe import describe_graph, describe_over_time
+    from launcher.views.describe import describe_attackers, describe_graph, describe_over_time
     from p2pfl.run_file.load import load
     from p2pfl.run_folder.folder import RunFolder
 
@@ -215,9 +220,12 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     described = describe_graph(run.topology)
     if run.schedule is not None:
         described["over_time"] = describe_over_time(run.schedule, run.rounds, window)
+    attacked = describe_attackers(run)
+    if attacked:
+        described["attackers"] = attacked
     if png is not None:
         if run.schedule is None:
-            _draw_graph(run, folder, png)
+            _draw_graph(run, folder, png, attacked.get("attacks", ()))
         else:
             draw_over_time(described["over_time"], png)
         echo(f"wrote {png}", err=True)
@@ -226,7 +234,13 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
         return
     if run.schedule is not None:
         _print_over_time(described)
-        return
+    else:
+        _print_static(described)
+    if attacked:
+        _print_attackers(attacked)
+
+
+def _print_static(described: dict[str, Any]) -> None:
     degree, diameter = described["degree"], described["diameter"]
     if diameter is None:
         diameter = f"infinite ({described['components']} components)"
@@ -237,7 +251,23 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     echo(f"spectral gap  {described['spectral_gap']:.4f}")
 
 
-def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
+def _print_attackers(attacked: dict[str, Any]) -> None:
+    """Print how many attackers honest peers have among their neighbors, and how many their rule withstands."""
+    from launcher.formatting import peers
+    from launcher.views.describe import attackers_rows
+    from launcher.views.print_summary import attackers_text
+
+    if attacked["attacks"]:
+        echo(f"attackers     {attackers_text(attacked['attacks'])}")
+    echo(f"aggregation   {attacked['aggregation']}; attackers among the neighbors of each honest peer:")
+    print_table(["peers", "neighbors", "attackers", "withstands", "at most", ""], attackers_rows(attacked))
+    lost = [found["peer"] for found in attacked["peers"] if found["attackers"] > found["withstands"]]
+    if lost:
+        verb = "has" if len(lost) == 1 else "have"
+        echo(f"{peers(lost)} {verb} more attackers among the neighbors than the aggregation withstands")
+
+
+def _draw_graph(run: Run, folder: RunFolder | None, file: Path, attackers: Collection[PeerId]) -> None:
     """Draw the graph, with groups if the data is on this host, and the weights of a run if there are any."""
     from launcher.report.drawings import draw_graph
     from p2pfl.api import RecordedRun
@@ -260,7 +290,7 @@ def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
         if weights is not None and (present := len(list(folder.peers()))) != run.peers:  # started separately
             echo(f"without weights: {folder.root} has the files of {present} of {run.peers} peers", err=True)
             weights = None
-    draw_graph(run.topology, file, groups, weights)
+    draw_graph(run.topology, file, groups, weights, attackers)
 
 
 def _print_over_time(described: dict[str, Any]) -> None:

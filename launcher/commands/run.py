@@ -367,11 +367,10 @@ def _report_line(folder: RunFolder) -> str:
 
     A report that cannot be written does not make a failure of the run.
     """
-    from launcher.facts.summary import settings
     from p2pfl.errors import P2pflError
 
     make = f"p2pfl report {_shell_path(folder.root)}"
-    if settings(folder).get("report") is not True:
+    if folder.settings.get("report") is not True:
         return f"report: {make}"
     from launcher.commands.report import opener
     from launcher.report.command import NAME, write

@@ -48,22 +48,20 @@ def status(run: Path, again: bool, as_json: bool) -> None:
     that is too low for all peers shows those that failed, hold up others or are furthest behind; with --watch --json,
     print one line for each update.
     """
-    from dataclasses import asdict
-
     from launcher.facts.status import RunStatus, watch
     from launcher.views.status import render
 
     folder, console = open_run(run), make_console()
     if not again:
         found = RunStatus.take(folder)
-        echo(json.dumps(asdict(found))) if as_json else console.print(render(found))
+        echo(json.dumps(found.to_dict())) if as_json else console.print(render(found))
         return
     from rich.live import Live
 
     try:
         if as_json or not console.is_terminal:
             for found in watch(folder):
-                echo(json.dumps(asdict(found))) if as_json else console.print(render(found))
+                echo(json.dumps(found.to_dict())) if as_json else console.print(render(found))
             return
         with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
             for found in watch(folder):

@@ -220,13 +220,12 @@ def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder
 def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
     """Refuse launched runs at the same time on the same ports."""
     from launcher.errors import SweepError
-    from launcher.facts.summary import settings
     from p2pfl.run_folder.folder import RunFolder
 
     if folder.sweep.simulate or (jobs or 1) == 1:
         return
     for point in folder.sweep.points:
-        port = settings(RunFolder(folder.plan(point.name).parent))["transport"]["port"]
+        port = RunFolder(folder.plan(point.name).parent).settings["transport"]["port"]
         if port is not None:
             raise SweepError(
                 f"transport.port is {port}: runs at the same time would need the same ports; use --jobs 1, "

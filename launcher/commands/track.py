@@ -40,7 +40,6 @@ def track(run: Path, trackers: tuple[str, ...], pooled: bool, project: str | Non
     For a run without `track` in its run file, or whose peers were started by hand, or whose tracker failed: what a
     tracker has received already is not sent again. Ctrl-C ends it, and not the run.
     """
-    from launcher.facts.summary import settings
     from launcher.tracking.processes import Trackers
     from launcher.tracking.tracker import require
 
@@ -48,7 +47,7 @@ def track(run: Path, trackers: tuple[str, ...], pooled: bool, project: str | Non
         raise click.UsageError("--pooled and --project need --to")
     folder = open_run(run)
     entries = [{"name": name, "pooled": pooled, "project": project} for name in dict.fromkeys(trackers)]
-    entries = entries or settings(folder).get("track") or []
+    entries = entries or folder.settings.get("track") or []
     if not entries:
         raise click.UsageError(f"the run file of {run} lists no trackers; name one, e.g. --to tensorboard")
     for entry in entries:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from p2pfl import PeerId
 from p2pfl.run_folder import records
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 
 
@@ -18,7 +19,7 @@ class CurvePoint:
 
     Attributes:
         rounds: completed rounds.
-        accuracy: mean over the peers of their last evaluation.
+        accuracy: mean over the honest peers of their last evaluation.
         bytes_sent: by all peers so far, with headers.
         seconds: since the start, of the slowest peer.
     """
@@ -33,8 +34,9 @@ def curve(folder: RunFolder, masked: bool) -> list[CurvePoint]:
     """Return the curve of a run by round; ``masked``: only the scores of local classes count."""
     # Not whole records: with many neighbors they are large.
     rounds: dict[int, list[tuple[PeerId, int, float, float | None]]] = defaultdict(list)
+    attackers = attacks(folder.settings)
     for record in records.read(folder):
-        accuracy = record.accuracy_with(masked=masked)
+        accuracy = None if record.peer in attackers else record.accuracy_with(masked=masked)
         rounds[record.t].append((record.peer, record.bytes_sent, record.elapsed, accuracy))
     points = []
     accuracies: dict[PeerId, float] = {}

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.comparison.statistics import mean_by_seed
 from launcher.comparison.test_sets import DATASET, WasTested, differing, names
 from launcher.errors import CompareError
-from launcher.facts.summary import Summary, current_summary, settings
+from launcher.facts.summary import Summary, current_summary
 from launcher.facts.sweep_folder import SweepRun
 from launcher.formatting.flat import flatten
 from launcher.formatting.labels import LONGEST_VALUE, short, value_text
@@ -45,7 +45,7 @@ class ComparedRun:
     @classmethod
     def of(cls, folder: RunFolder, point: SweepRun | None) -> ComparedRun:
         """Read a run, with its point in a sweep. Raises RunFolderError if it is damaged."""
-        summary, plain = current_summary(folder), settings(folder)
+        summary, plain = current_summary(folder), folder.settings
         compared = flatten({**plain, "masked_test": summary.masked_test})
         values = {key: value for key, value in compared if key not in NOT_COMPARED}
         tested_on = {peer.peer: peer.tested_on for peer in summary.peers}
@@ -111,6 +111,15 @@ class RunGroup:
     def by_seed(self) -> dict[int, float]:
         """Return the mean accuracy by seed: of the runs that share a seed, the mean."""
         return dict(sorted(mean_by_seed((member.seed, member.accuracy) for member in self.counted).items()))
+
+
+def without_attackers(members: Iterable[ComparedRun]) -> str:
+    """Say that the figures are of honest peers; empty if no peer of any run attacks."""
+    counts = sorted({len(member.summary.attacks) for member in members})
+    if not any(counts):
+        return ""
+    attackers = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"Accuracies and metrics are of honest peers; attackers are left out, {attackers} of a run."
 
 
 def common_mask(members: Sequence[ComparedRun], remedy: str) -> bool:

@@ -5,7 +5,7 @@ Accuracies of one comparison mean one thing: all masked or all unmasked."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from launcher import formatting
 from launcher.comparison import groups
 from launcher.comparison.groups import ComparedRun, common_mask
-from launcher.facts.summary import MetricSpread, Spread
+from launcher.facts.spreads import MetricSpread, Spread
 from launcher.formatting.console import make_table
 from launcher.formatting.flat import flatten
 
@@ -26,7 +26,7 @@ BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momen
 
 @dataclass(frozen=True)
 class RunFigures:
-    """The results of one run.
+    """The results of one run: accuracies and metrics of its honest peers.
 
     Attributes:
         finished: number of peers that finished.
@@ -36,6 +36,7 @@ class RunFigures:
         best: None if the run recorded it for the other accuracy.
         bytes_sent: by all peers, including headers.
         seconds: from the request for the peers to the last exit; the time of the slowest peer if not measured.
+        attackers: number of peers that attack.
     """
 
     run: str
@@ -52,6 +53,13 @@ class RunFigures:
     messages: int
     bytes_sent: int
     seconds: float
+    attackers: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        if not self.attackers:
+            del plain["attackers"]
+        return plain
 
 
 def lines(members: Sequence[ComparedRun], masked: bool | None = None) -> list[RunFigures]:
@@ -92,6 +100,7 @@ def _line(member: ComparedRun, masked: bool) -> RunFigures:
         messages=sum(peer.messages_out for peer in summary.peers),
         bytes_sent=member.bytes_sent,
         seconds=member.seconds,
+        attackers=len(summary.attacks),
     )
 
 
@@ -121,6 +130,7 @@ def table(compared: Sequence[RunFigures], test_sets: Sequence[str] | None = None
             "algorithm": line.algorithm,
             "test set": test_sets[at] if test_sets else "",
             "peers": f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
+            "attackers": str(line.attackers),
             chosen: _spread(line.accuracy),
             "worst 10 %": formatting.percent(line.accuracy.worst_tenth if line.accuracy else None),
             "best %": _spread(line.best),
@@ -133,6 +143,7 @@ def table(compared: Sequence[RunFigures], test_sets: Sequence[str] | None = None
         for at, line in enumerate(compared)
     ]
     shown = {
+        "attackers": any(line.attackers for line in compared),
         "test set": test_sets is not None,
         other: any(line.other_accuracy != line.accuracy for line in compared),
         "global %": any(line.global_accuracy for line in compared),

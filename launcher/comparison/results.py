@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from launcher.comparison import curves
-from launcher.comparison.groups import ComparedRun, RunGroup, find_baseline, group, other_tests, varied
+from launcher.comparison.groups import (
+    ComparedRun,
+    RunGroup,
+    find_baseline,
+    group,
+    other_tests,
+    varied,
+    without_attackers,
+)
 from launcher.comparison.lines import RunFigures
 from launcher.comparison.statistics import Statistic, Test, VersusBaseline, compare, holm, mean_by_seed
 from launcher.errors import CompareError
@@ -86,6 +94,7 @@ class Results:
         bytes_budget, seconds_budget: for ``at_bytes`` and ``at_seconds``; None if no run has sent or taken any.
         differ: the keys of the run files, besides the seed, in which groups differ.
         other_tests: in what groups differ that were tested on other samples; empty if all were tested on the same.
+        without_attackers: says that attackers are left out, if there are any.
     """
 
     masked: bool
@@ -98,6 +107,13 @@ class Results:
     seconds_budget: float | None
     differ: dict[str, list[Difference]] = field(default_factory=dict)
     other_tests: list[str] = field(default_factory=list)
+    without_attackers: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        if not self.without_attackers:
+            del plain["without_attackers"]
+        return plain
 
 
 @dataclass(frozen=True)
@@ -164,6 +180,7 @@ def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options
         seconds_budget=budgets[1],
         differ=_differ(groups),
         other_tests=other_tests(groups),
+        without_attackers=without_attackers(members),
     )
 
 

@@ -137,6 +137,8 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     """Say what the numbers in the ``chosen`` columns mean, and which keys differ."""
     lines = results.lines
     found = [different_tests(results.other_tests)] if results.other_tests else []
+    if results.without_attackers:
+        found.append(results.without_attackers)
     if any(len(line.seeds) > 1 for line in lines):
         found.append("±: standard deviation over seeds (n - 1).")
     if "worst" in chosen:

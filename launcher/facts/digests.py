@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.facts.summary import settings
 from launcher.formatting import peers
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder
@@ -51,7 +50,7 @@ def unfinished(folder: RunFolder, among: Iterable[PeerId] | None = None) -> Unfi
             done[files.peer] = last.rounds_done if last else 0
     if not done:
         return None
-    return Unfinished(sorted(done), min(done.values()), max(done.values()), settings(folder)["rounds"])
+    return Unfinished(sorted(done), min(done.values()), max(done.values()), folder.settings["rounds"])
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class DigestComparison:
 
 def compare(one: RunFolder, other: RunFolder) -> DigestComparison:
     """Compare the final states of two runs."""
-    counts = settings(one)["peers"], settings(other)["peers"]
+    counts = one.settings["peers"], other.settings["peers"]
     if counts[0] != counts[1]:
         return DigestComparison(counts, [], [], (None, None), ([], []))
     first, second = ({files.peer for files in folder.peers()} for folder in (one, other))

@@ -10,8 +10,8 @@ from typing import Literal
 from launcher.facts.processes import NOT_COLLECTED, UNFINISHED, UNKNOWN, is_alive, outcome
 from launcher.facts.registration import find_launcher
 from launcher.facts.snapshot import Snapshot
-from launcher.facts.summary import settings
 from p2pfl.errors import P2pflError, RunFolderError
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import is_file
 from p2pfl.run_folder.folder import RunFolder, is_run
 
@@ -79,9 +79,9 @@ def _line(entry: Path) -> RunLine:
 
 
 def _readable_line(folder: RunFolder, path: str) -> RunLine:
-    run = settings(folder)
+    run = folder.settings
     peers = [files.peer for files in folder.peers()]  # only one, if that peer was started by hand
-    snapshot = Snapshot.take(folder, peers, run["rounds"])
+    snapshot = Snapshot.take(folder, peers, run["rounds"], attackers=attacks(run))
     alive = sum(is_alive(folder, status.peer) for status in snapshot.statuses)
     info = folder.info
     return RunLine(

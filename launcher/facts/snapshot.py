@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -14,11 +14,12 @@ from p2pfl.run_folder.folder import RunFolder, Status
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The statuses written so far, and the total number of peers."""
+    """The statuses written so far, the total number of peers, and who of them attacks."""
 
     peers: int
     rounds: int
     statuses: list[Status]
+    attackers: Collection[PeerId] = ()
 
     @classmethod
     def take(
@@ -27,6 +28,7 @@ class Snapshot:
         peers: Sequence[PeerId],
         rounds: int,
         is_stale: Callable[[Status], bool] = lambda status: False,
+        attackers: Collection[PeerId] = (),
     ) -> Snapshot:
         """Read the statuses.
 
@@ -38,7 +40,7 @@ class Snapshot:
         for status in found:
             if is_stale(status):
                 status.phase, status.waiting_for = "starting", []
-        return cls(len(peers), rounds, found)
+        return cls(len(peers), rounds, found, attackers)
 
     @cached_property
     def done(self) -> list[int]:
@@ -58,8 +60,9 @@ class Snapshot:
 
     @property
     def accuracy(self) -> float | None:
-        """Mean accuracy over the peers that have evaluated."""
-        known = [status.accuracy for status in self.statuses if status.accuracy is not None]
+        """Mean accuracy over the honest peers that have evaluated."""
+        honest = (status for status in self.statuses if status.peer not in self.attackers)
+        known = [status.accuracy for status in honest if status.accuracy is not None]
         return fmean(known) if known else None
 
     @property

@@ -6,7 +6,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import psutil
 
@@ -14,8 +15,8 @@ from launcher import formatting
 from launcher.facts.host_state import HostState
 from launcher.facts.processes import find_process, is_alive, outcome
 from launcher.facts.registration import find_launcher
-from launcher.facts.summary import settings
 from p2pfl import PeerId
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder, Status
 
 WATCH_INTERVAL = 1.0
@@ -84,16 +85,24 @@ class RunStatus:
     alive: int
     peers: list[PeerLine]
     holds: list[Hold]
+    attacks: dict[PeerId, str] = field(default_factory=dict)
+    """The attack of each attacker, by peer: means are of honest peers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        if not self.attacks:
+            del plain["attacks"]
+        return plain
 
     @classmethod
     def take(cls, folder: RunFolder) -> RunStatus:
         """Look at all peers. Raises RunFolderError if run.yaml or run.json is unusable."""
-        run, starting = settings(folder), find_launcher(folder) is not None
+        run, starting = folder.settings, find_launcher(folder) is not None
         resuming = starting and not any(find_process(folder, files.peer) for files in folder.peers())
         peers = [_peer_line(folder, files, starting, resuming) for files in folder.peers()]
         # Without a launcher, the peers on other hosts are as they were at the last look.
         alive = sum(bool(peer.alive) or peer.state.startswith("running on host") for peer in peers)
-        return cls(str(folder.root), run["name"], run["rounds"], alive, peers, holds(peers))
+        return cls(str(folder.root), run["name"], run["rounds"], alive, peers, holds(peers), attacks(run))
 
 
 def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool, resuming: bool) -> PeerLine:

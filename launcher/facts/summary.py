@@ -23,7 +23,9 @@
      "statistics": "local" | "averaged" | …,    what becomes of batch-normalization statistics; "" without any
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
-                       "inside": …, "across": …, "ratio": …} | null}
+                       "inside": …, "across": …, "ratio": …} | null,
+     "attackers": {"attacks": {"3": "sign-flip"}, "accuracy": {…} | null,       if peers attack
+                   "weight": 0.01 | null, "honest_weight": 0.05 | null}}
 
 (*) For a resumed run: the sum over its parts, at least the time of the slowest peer, since launchers that were killed
 did not record theirs.
@@ -33,23 +35,25 @@ fifth of the peers (at least one) with the lowest values. ``collaboration.weight
 the a-th of ``collaboration.peers`` gives to the b-th, 0 if that is not its neighbor; peers are ordered by group.
 ``inside`` and ``across`` are mean weights over ordered pairs of different peers of the same group and of different
 groups; null if there is no such pair.
+
+If peers attack (p2pfl/run_folder/attackers.py), all means and what else describes several peers' results are of
+honest peers; only ``cost``, ``traffic`` and ``collaboration.weights`` are of all. ``attackers`` has the attack of
+each attacker, the accuracy of their models, and the mean weights that honest peers give to them and to each other.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from launcher import formatting
 from launcher.facts.processes import RUNNING, is_alive, outcome
+from launcher.facts.spreads import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import read_json, write_json
 from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder, Status
 
@@ -86,44 +90,6 @@ class PeerSummary:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation over peers, and the means over the worst tenth and fifth."""
-
-    mean: float
-    std: float
-    worst_tenth: float
-    worst_fifth: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread of all values that are neither None nor NaN; None if there are none."""
-        known = sorted(value for value in values if value is not None and not math.isnan(value))
-        if not known:
-            return None
-        tenth, fifth = (fmean(known[: math.ceil(len(known) / part)]) for part in (10, 5))
-        return cls(fmean(known), pstdev(known), tenth, fifth)
-
-    def __str__(self) -> str:
-        mean, std, tenth, fifth = (
-            formatting.percent(value) for value in (self.mean, self.std, self.worst_tenth, self.worst_fifth)
-        )
-        return f"{mean} ± {std} %, worst tenth {tenth} %, worst fifth {fifth} %"
-
-
-@dataclass(frozen=True)
-class MetricSpread:
-    """Mean, standard deviation and range of a metric over peers; whether lower is better, only its author knows."""
-
-    mean: float
-    std: float
-    lowest: float
-    highest: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} ± {self.std:.4f}, lowest {self.lowest:.4f}, highest {self.highest:.4f}"
-
-
-@dataclass(frozen=True)
 class Collaboration:
     """The matrix of mixing weights, and its mean within and across groups."""
 
@@ -135,7 +101,8 @@ class Collaboration:
     ratio: float | None
 
     @classmethod
-    def of(cls, results: Iterable[Result]) -> Collaboration | None:
+    def of(cls, results: Iterable[Result], attackers: Collection[PeerId] = ()) -> Collaboration | None:
+        """Return the weights of all peers, and their means over honest ones; None without weights."""
         results = [result for result in results if result.rounds_done]  # the others have initial weights only
         rows = {result.peer: result.weights for result in results if result.weights is not None}
         if not rows:
@@ -143,13 +110,48 @@ class Collaboration:
         group = {result.peer: result.group for result in results}
         peers = sorted(rows, key=lambda peer: (group[peer], peer))
         weights = [[rows[i].get(str(j), 0.0) for j in peers] for i in peers]
-        pairs = [(i, j) for i in range(len(peers)) for j in range(len(peers)) if i != j]
+        honest = [at for at, peer in enumerate(peers) if peer not in attackers]
+        pairs = [(i, j) for i in honest for j in honest if i != j]
         same = [weights[i][j] for i, j in pairs if group[peers[i]] == group[peers[j]]]
         other = [weights[i][j] for i, j in pairs if group[peers[i]] != group[peers[j]]]
         inside = fmean(same) if same else None
         across = fmean(other) if other else None
         ratio = inside / across if inside is not None and across else None
         return cls(peers, [group[peer] for peer in peers], weights, inside, across, ratio)
+
+
+@dataclass(frozen=True)
+class Attackers:
+    """The peers that attack: the name of each one's attack, the accuracy of their models, honest peers' trust.
+
+    Attributes:
+        weight, honest_weight: mean weights that an honest peer gives to an attacker, and to another honest peer; None
+            without such pairs, or if the method has no mixing weights.
+    """
+
+    attacks: dict[PeerId, str]
+    accuracy: Spread | None
+    weight: float | None
+    honest_weight: float | None
+
+    @classmethod
+    def of(
+        cls,
+        attacks: dict[PeerId, str],
+        accuracies: Mapping[PeerId, float | None],
+        collaboration: Collaboration | None = None,
+    ) -> Attackers | None:
+        """Describe the attackers, given the accuracies of all peers; None if nobody attacks."""
+        if not attacks:
+            return None
+        given: dict[bool, list[float]] = {True: [], False: []}
+        if collaboration is not None:
+            for i, row in zip(collaboration.peers, collaboration.weights, strict=True):
+                for j, w in zip(collaboration.peers, row, strict=True):
+                    if i not in attacks and i != j:
+                        given[j in attacks].append(w)
+        weight, honest_weight = (fmean(given[of]) if given[of] else None for of in (True, False))
+        return cls(attacks, Spread.of(map(accuracies.get, attacks)), weight, honest_weight)
 
 
 @dataclass(frozen=True)
@@ -180,24 +182,25 @@ class Summary:
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
     statistics: str = ""
+    attackers: Attackers | None = None
     unwritten: str = ""
     """Why summary.json could not be written; not part of it."""
+
+    @property
+    def attacks(self) -> dict[PeerId, str]:
+        """The attack of each attacker, by peer; empty if all are honest."""
+        return self.attackers.attacks if self.attackers else {}
+
+    @property
+    def honest(self) -> list[PeerSummary]:
+        return [peer for peer in self.peers if peer.peer not in self.attacks]
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
         del plain["unwritten"]
+        if self.attackers is None:
+            del plain["attackers"]
         return plain
-
-
-def settings(folder: RunFolder) -> dict[str, Any]:
-    """Return the run file as plain, unchecked values, without importing torch. Raises RunFolderError."""
-    try:
-        plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise RunFolderError(f"{folder.run_file}: cannot be read: {error}") from None
-    if not isinstance(plain, dict):
-        raise RunFolderError(f"{folder.run_file}: not a YAML mapping")
-    return plain
 
 
 def measured_seconds(folder: RunFolder) -> float | None:
@@ -275,15 +278,20 @@ def _with_running(folder: RunFolder, summary: Summary, *ended: str) -> Summary:
 def _summary(
     folder: RunFolder, exit_codes: Mapping[PeerId, int], seconds: float | None, errors: Mapping[PeerId, str]
 ) -> Summary:
-    run = settings(folder)
+    run = folder.settings
+    attackers = attacks(run)
     peer_folders = list(folder.peers())
     found = {files: files.result() for files in peer_folders}
     results = [result for result in found.values() if result is not None]
+    honest = [result for result in results if result.peer not in attackers]
     # A peer that died has no result, but its status has what its last evaluation found.
-    others = [status for files, result in found.items() if result is None and (status := files.status()) is not None]
+    lost = (files for files, result in found.items() if result is None and files.peer not in attackers)
+    others = [status for files in lost if (status := files.status()) is not None]
     masked = [{"personal": status.masked_accuracy} for status in others if status.masked_accuracy is not None]
     unmasked = [{"personal": status.unmasked_accuracy} for status in others if status.unmasked_accuracy is not None]
     peers = [_summarize_peer(files, exit_codes.get(files.peer), errors.get(files.peer, "")) for files in peer_folders]
+    honest_peers = [peer for peer in peers if peer.peer not in attackers]
+    collaboration = Collaboration.of(results, attackers)
     return Summary(
         name=run["name"],
         algorithm=run["algorithm"]["name"],
@@ -296,19 +304,20 @@ def _summary(
         masked_test=bool(run.get("masked_test")),
         parts=None,
         peers=peers,
-        accuracy=Spread.of(peer.accuracy for peer in peers),
-        best=Spread.of(peer.best for peer in peers),
-        global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
-        metrics=metric_spreads(result.metrics for result in results),
-        nonfinite_metrics=nonfinite_metrics({result.peer: result.metrics for result in results}),
-        extra_metrics=spreads(result.extra_metrics for result in results),
-        masked_accuracies=spreads([*(result.masked_accuracies for result in results), *masked]),
-        unmasked_accuracies=spreads([*(result.unmasked_accuracies for result in results), *unmasked]),
-        weighted_accuracy=_weighted_accuracy(results),
+        accuracy=Spread.of(peer.accuracy for peer in honest_peers),
+        best=Spread.of(peer.best for peer in honest_peers),
+        global_accuracy=Spread.of(peer.global_accuracy for peer in honest_peers),
+        metrics=metric_spreads(result.metrics for result in honest),
+        nonfinite_metrics=nonfinite_metrics({result.peer: result.metrics for result in honest}),
+        extra_metrics=spreads(result.extra_metrics for result in honest),
+        masked_accuracies=spreads([*(result.masked_accuracies for result in honest), *masked]),
+        unmasked_accuracies=spreads([*(result.unmasked_accuracies for result in honest), *unmasked]),
+        weighted_accuracy=_weighted_accuracy(honest),
         cost=_sums(result.cost for result in results),
         traffic=_traffic(results),
-        collaboration=Collaboration.of(results),
+        collaboration=collaboration,
         statistics="; ".join(sorted({result.statistics for result in results if result.statistics})),
+        attackers=Attackers.of(attackers, {peer.peer: peer.accuracy for peer in peers}, collaboration),
     )
 
 
@@ -348,36 +357,6 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         log=str(files.log),
         tested_on=last.tested_on,
     )
-
-
-def spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
-    """Return the spread of each name's values over the peers that have one."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for named in by_peer:
-        for name, value in named.items():
-            values[name].append(value)
-    found = {name: Spread.of(values[name]) for name in sorted(values)}
-    return {name: spread for name, spread in found.items() if spread is not None}
-
-
-def metric_spreads(by_peer: Iterable[Mapping[str, float | None]]) -> dict[str, MetricSpread]:
-    """Return the spread of each metric over the peers that have one that is finite."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for named in by_peer:
-        for name, value in named.items():
-            if value is not None and math.isfinite(value):
-                values[name].append(value)
-    return {name: MetricSpread(fmean(v), pstdev(v), min(v), max(v)) for name, v in sorted(values.items())}
-
-
-def nonfinite_metrics(by_peer: Mapping[PeerId, Mapping[str, float | None]]) -> dict[str, list[PeerId]]:
-    """Return the peers where each metric is NaN or infinite, of those metrics that are so anywhere."""
-    found: dict[str, list[PeerId]] = defaultdict(list)
-    for peer, named in by_peer.items():
-        for name, value in named.items():
-            if value is None or not math.isfinite(value):
-                found[name].append(peer)
-    return dict(sorted(found.items()))
 
 
 def _weighted_accuracy(results: Iterable[Result]) -> float | None:

@@ -33,6 +33,9 @@ MANY = 10
 """Groups or classes from which on a palette of twenty colors is used."""
 PICKED = {"name": "picked", "value": -1}
 PICKED_ONLY = {"filter": "datum.peer === picked"}
+HONEST_ONLY = {"filter": "!datum.attacks"}
+DASHED = {"condition": {"test": "datum.attacks", "value": [4, 3]}, "value": [1, 0]}
+"""Lines of attackers."""
 
 
 def accuracy(field: str) -> Spec:
@@ -101,14 +104,15 @@ def palette(values: Sequence[Any]) -> Spec:
     return {"scale": {"domain": list(values), **({"scheme": "tableau20"} if len(values) > MANY else {})}}
 
 
-def curves(peers: int, groups: Sequence[int | None], *, points: bool) -> Chart:
-    """Accuracy: a thin line per peer, and the mean of all; with a point per round if these are few."""
+def curves(peers: int, groups: Sequence[int | None], *, points: bool, attackers: bool) -> Chart:
+    """Accuracy: a thin line per peer, and the mean of all honest ones; with a point per round if these are few."""
     return Chart(
         "accuracy",
         f"Accuracy on each peer's local test split, {peers} peers: a thin line per peer, the mean as a thick line, "
         "and its standard deviation over peers as a band",
-        "Thin lines: peers, colored by group. Thick line and band: mean ± standard deviation over peers.",
-        {name: _curves(x, groups, points) for name, x in X_AXES.items()},
+        "Thin lines: peers, colored by group. Thick line and band: mean ± standard deviation over peers."
+        + (" Attackers are dashed, and not in the mean." if attackers else ""),
+        {name: _curves(x, groups, points, attackers) for name, x in X_AXES.items()},
         ("rounds", "means"),
         needs="accuracy",
         choice="Accuracy against",
@@ -116,11 +120,13 @@ def curves(peers: int, groups: Sequence[int | None], *, points: bool) -> Chart:
     )
 
 
-def _curves(x: Spec, groups: Sequence[int | None], points: bool) -> Spec:
+def _curves(x: Spec, groups: Sequence[int | None], points: bool, attackers: bool) -> Spec:
     rounds, means = {"data": {"name": "rounds"}}, {"data": {"name": "means"}}
     y, mean, peer = accuracy("accuracy"), accuracy("mean"), nominal("peer")
     line = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "aria": False, "point": points}
     thin = {"x": x, "y": y, "detail": peer, "color": by_group(groups), "tooltip": [peer, nominal("group")]}
+    if attackers:
+        thin["strokeDash"] = DASHED
     spread = [
         {"field": "t", "title": "round"},
         {"field": "mean", "format": ".1%"},
@@ -153,15 +159,16 @@ def by_group(groups: Sequence[int | None]) -> Spec:
     return nominal("group", title="group", **palette(known))
 
 
-def loss(k: int, term: str, *, points: bool) -> Chart:
+def loss(k: int, term: str, *, points: bool, attackers: bool) -> Chart:
     """One term of the training loss."""
     x, y = X_AXES["rounds"], quantitative(f"loss{k}", title=None, scale={"zero": False})
     thin = {"type": "line", "strokeWidth": 1, "opacity": 0.3, "aria": False, "color": "@quiet"}
     thick = {"type": "line", "strokeWidth": 2.5, "point": _point(points, "@text")}
     mean, picked = {**thick, "color": "@text"}, {**thick, "color": "@strong", "aria": False}
+    dashed, honest = ({"strokeDash": DASHED}, {"transform": [HONEST_ONLY]}) if attackers else ({}, {})
     layers = [
-        {"mark": thin, "encoding": {"x": x, "y": y, "detail": nominal("peer")}},
-        {"mark": mean, "encoding": {"x": x, "y": {**y, "aggregate": "mean"}}},
+        {"mark": thin, "encoding": {"x": x, "y": y, "detail": nominal("peer"), **dashed}},
+        {**honest, "mark": mean, "encoding": {"x": x, "y": {**y, "aggregate": "mean"}}},
         {"transform": [PICKED_ONLY], "mark": picked, "encoding": {"x": x, "y": y}},
     ]
     return Chart(
@@ -172,6 +179,47 @@ def loss(k: int, term: str, *, points: bool) -> Chart:
         ("rounds",),
         needs=f"loss{k}",
         height=200,
+    )
+
+
+def neighbors(
+    kinds: Sequence[str], senders: Sequence[str], limits: tuple[float, float], *, selects: bool, points: bool
+) -> Chart:
+    """How far what neighbors send is from a peer's own, and how much of it is taken if the rule ``selects``.
+
+    Args:
+        limits: of the distances that are shown, above 0.
+    """
+    x = X_AXES["rounds"]
+    legend = {"orient": "top", "symbolType": "stroke", "symbolOpacity": 1}
+    color = nominal("of", title=None, legend=legend, scale={"domain": list(senders)})
+    fraction = quantitative("taken", title="taken by the rule", axis={"format": ".0%"}, scale={"domain": [0, 1]})
+    scale = {"type": "log", "domain": list(limits), "clamp": True}
+    variants: dict[str, Spec] = {}
+    for kind in kinds:
+        of_kind = {"data": {"name": "neighbors"}, "transform": [{"filter": {"field": "kind", "equal": kind}}]}
+        low = quantitative(
+            "low", title="relative distance", scale=scale, axis={"format": "~g", "tickCount": 4}, stack=None
+        )
+        area = {"type": "area", "opacity": 0.2, "aria": False}
+        line = {"mark": {"type": "line", "strokeWidth": 2.5, "point": points}}
+        layers = [
+            {"mark": area, "encoding": {"x": x, "y": low, "y2": {"field": "high"}, "color": color}},
+            {**line, "encoding": {"x": x, "y": quantitative("distance", scale=scale), "color": color}},
+        ]
+        suffix = f" of {kind}" if len(kinds) > 1 else ""
+        variants[f"distance{suffix}"] = {**of_kind, "layer": layers}
+        if selects:
+            variants[f"taken{suffix}"] = {**of_kind, **line, "encoding": {"x": x, "y": fraction, "color": color}}
+    return Chart(
+        "neighbors",
+        "How far what neighbors send is from each honest peer's own, and how much of it its rule takes, by round",
+        "Distance of a neighbor's message from the peer's own, relative to the norm of that: the median neighbor's, "
+        "median and quartiles over honest peers. Taken: the fraction that the rule has not left out or clipped.",
+        variants,
+        ("neighbors",),
+        choice="Of neighbors' messages",
+        height=220,
     )
 
 

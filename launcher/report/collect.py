@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.facts.processes import RUNNING
-from launcher.facts.summary import Summary, current_summary, settings, written_summary
+from launcher.facts.summary import Summary, current_summary, written_summary
 from launcher.report import events as event_log
 from launcher.report import findings, history, learned
 from launcher.report.events import Events
@@ -64,14 +64,14 @@ def collect(folder: RunFolder, *, models: bool = True) -> ReportedRun:
         RunFolderError: the run file, run.json or a result cannot be read.
     """
     summary = read_summary(folder)
-    recorded = history.read(records.read(folder))
+    recorded = history.read(records.read(folder), summary.attacks)
     logged = event_log.read(folder)
     skipped = Learned(absent=dict.fromkeys(("partition", "confusion", "points"), SKIPPED))
     found = learned.read(folder) if models else skipped
     return ReportedRun(
         folder=folder,
         summary=summary,
-        settings=settings(folder),
+        settings=folder.settings,
         run_file=folder.run_file.read_text(encoding="utf-8"),
         info=folder.info,
         history=recorded,

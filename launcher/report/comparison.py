@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from launcher import formatting
-from launcher.comparison.groups import ComparedRun, RunGroup
+from launcher.comparison.groups import ComparedRun, RunGroup, without_attackers
 from launcher.comparison.groups import differences as all_differences
 from launcher.comparison.lines import differences
 from launcher.comparison.statistics import Statistic
@@ -69,11 +69,13 @@ def _verdicts(groups: Sequence[RunGroup], found: Sequence[several.PairedTest]) -
             boxes.append((question, least, unit(costs[least])))
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
+    if left_out := without_attackers(member for group in groups for member in group.members):
+        remarks.append(("look", left_out))
     if len(set(sets)) > 1:
         remarks.append(("bad", different_tests(differing([group.members[0] for group in groups]))))
-    left_out = sum(not member.counts for group in groups for member in group.members)
-    if left_out:
-        text = f"Results and tests leave out {left_out} of the runs: no peer of theirs has finished."
+    uncounted = sum(not member.counts for group in groups for member in group.members)
+    if uncounted:
+        text = f"Results and tests leave out {uncounted} of the runs: no peer of theirs has finished."
         remarks.append(("look", text))
     members = [member for group in groups for member in group.members]
     compared = {key for group in groups for key in group.labels} | {"seed"}

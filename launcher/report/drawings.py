@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def draw_graph(
     file: Path,
     groups: Sequence[int] | None = None,
     weights: npt.NDArray[np.float64] | None = None,
+    attackers: Collection[int] = (),
 ) -> None:
     """Draw a graph. See ``pictures.save``.
 
@@ -48,6 +49,7 @@ def draw_graph(
         groups: the group of each peer, for its color.
         weights: float [M, M], w[i, j] that peer i gives to peer j; NaN in rows of peers without weights. An edge is
             as wide and dark as the mean of both directions.
+        attackers: peers with a dashed ring.
     """
     groups = [0] * topology.peers if groups is None else groups
     places = positions(topology, groups)
@@ -59,8 +61,11 @@ def draw_graph(
         strength = {(i, j): float(known[i, j] + known[j, i]) / 2 for i, j in topology.edges}
         title = f"mixing weights, mean of both directions, of up to {max(strength.values(), default=0.0):.3f}"
     edges = edge_table(strength, places, 1.0 if weights is None else None)
-    nodes = [{"peer": peer, "group": groups[peer], "x": x, "y": y} for peer, (x, y) in sorted(places.items())]
-    chart = plots.drawing(sorted(set(groups)), learned=weights is not None)
+    nodes = [
+        {"peer": peer, "group": groups[peer], "x": x, "y": y, "attacks": peer in attackers}
+        for peer, (x, y) in sorted(places.items())
+    ]
+    chart = plots.drawing(sorted(set(groups)), learned=weights is not None, attackers=bool(attackers))
     tables = {"edges": pictures.rows(edges), "nodes": nodes}
     width = max(WIDTH, round(60 * math.sqrt(topology.peers)))
     spec = whole(chart, chart.variants[""], tables, title=title, width=width)

@@ -9,7 +9,7 @@ from launcher.comparison.groups import RunGroup
 from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
 from launcher.report.collect import ReportedRun
-from launcher.report.history import PHASES
+from launcher.report.history import PHASES, SENDERS
 from launcher.report.learned import MAX_CONFUSION
 from launcher.report.numbers import rounded
 
@@ -25,6 +25,7 @@ def of_run(run: ReportedRun) -> Figures:
     groups = sorted({group for group in run.groups.values() if group is not None})
     _curves(figures, run, groups)
     _graph(figures, run, groups)
+    _neighbors(figures, run)
     _models(figures, run, groups)
     _costs(figures, run)
     return figures
@@ -34,14 +35,15 @@ def _curves(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     if not run.history.rows:
         return
     figures.tables["rounds"] = history.columns(run.history, run.groups)
-    mean = history.means(run.history)
+    mean, attackers = history.means(run.history), bool(run.summary.attacks)
     if mean:
         keys = ("t", "bytes", "seconds", "mean", "low", "high", "std")
         columns: dict[str, list[Any]] = {key: [rounded(row[key]) for row in mean] for key in keys}
-        figures.add(charts.curves(len(run.history.peers), groups, points=len(mean) <= FEW), means=columns)
+        few = len(mean) <= FEW
+        figures.add(charts.curves(len(run.history.peers), groups, points=few, attackers=attackers), means=columns)
     for k, term in enumerate(run.history.terms):
         rounds = {row["t"] for row in run.history.rows if row["loss"].get(term) is not None}
-        figures.add(charts.loss(k, term, points=len(rounds) <= FEW))
+        figures.add(charts.loss(k, term, points=len(rounds) <= FEW, attackers=attackers))
 
 
 def _graph(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
@@ -70,9 +72,27 @@ def _graph(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
         "x": [rounded(places[peer][0], 4) for peer in order],
         "y": [rounded(places[peer][1], 4) for peer in order],
     }
-    figures.add(plots.drawing(groups, learned=learned), nodes=nodes)
+    if run.summary.attacks:
+        nodes["attacks"] = [peer in run.summary.attacks for peer in order]
+    figures.add(plots.drawing(groups, learned=learned, attackers=bool(run.summary.attacks)), nodes=nodes)
     if not learned:
         figures.tables["edges"] = edge_table(strength, places)
+
+
+def _neighbors(figures: Figures, run: ReportedRun) -> None:
+    table = history.neighbors(run.history)
+    if table["t"]:
+        senders = [sender for sender in SENDERS if sender in table["of"]]
+        positive = [value for key in ("low", "high") for value in table[key] if value > 0] or [1.0]
+        selects = any(taken < 1.0 for taken in table["taken"])
+        chart = charts.neighbors(
+            sorted(set(table["kind"])),
+            senders,
+            (min(positive) / 1.2, max(positive) * 1.2),
+            selects=selects,
+            points=len(set(table["t"])) <= FEW,
+        )
+        figures.add(chart, neighbors=table)
 
 
 def _blocks(run: ReportedRun) -> dict[str, list[Any]]:
@@ -159,7 +179,8 @@ def _confusion(run: ReportedRun) -> charts.Chart:
     found = run.learned.confusion
     labels = sorted({label for rows in found.values() for true, said, _ in rows for label in (true, said)})
     single, named = shown_confusions(run), [run.learned.name(label) for label in labels]
-    return plots.confusion(named, {"all peers": -1, **{f"peer {peer}": peer for peer in single}})
+    everyone = "all honest peers" if run.summary.attacks else "all peers"
+    return plots.confusion(named, {everyone: -1, **{f"peer {peer}": peer for peer in single}})
 
 
 def shown_confusions(run: ReportedRun) -> list[int]:
@@ -176,7 +197,8 @@ def shown_confusions(run: ReportedRun) -> list[int]:
 def confusion_table(run: ReportedRun) -> dict[str, list[Any]]:
     """Return columns ``peer`` (-1: all), ``true``, ``said``, ``count`` and ``fraction`` (of the true class)."""
     pooled: dict[tuple[int, int], int] = {}
-    for rows in run.learned.confusion.values():
+    honest = (rows for peer, rows in run.learned.confusion.items() if peer not in run.summary.attacks)
+    for rows in honest:
         for true, said, count in rows:
             pooled[true, said] = pooled.get((true, said), 0) + count
     of = {-1: [[true, said, count] for (true, said), count in sorted(pooled.items())]}

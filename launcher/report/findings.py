@@ -14,7 +14,7 @@ from launcher.facts.summary import Summary
 from launcher.formatting import duration, percent
 from launcher.report.history import History, means
 from launcher.report.learned import Learned
-from launcher.views.print_summary import restarted
+from launcher.views.print_summary import attackers_text, restarted
 
 SLOW = 1.8
 """Times the median training time per round from which on a peer is called slow."""
@@ -40,11 +40,23 @@ def find(summary: Summary, history: History, learned: Learned) -> list[Remark]:
     """Return what stands out, the worst first; a good word if nothing does."""
     found = [*_ended(summary, history), *_inaccurate(summary, history, learned), *_slow(history)]
     found += _isolated(history) + _lost(summary, history) + _restarted(summary) + _stale(history)
-    found += _progress(history)
+    found += _progress(history) + _attackers(summary)
     order = {"bad": 0, "look": 1, "good": 2}
     if not any(finding.level != "good" for finding in found):
         found.insert(0, Remark("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
     return sorted(found, key=lambda finding: order[finding.level])
+
+
+def _attackers(summary: Summary) -> list[Remark]:
+    if summary.attackers is None:
+        return []
+    found = summary.attackers
+    verb = "attacks" if len(found.attacks) == 1 else "attack"
+    text = f"{attackers_text(found.attacks)} {verb}: the figures are of honest peers"
+    if found.weight is not None and found.honest_weight is not None:
+        weights = f"{found.weight:.3f}, and each other {found.honest_weight:.3f}"
+        text += f", which give an attacker a mean weight of {weights}"
+    return [Remark("look", f"{text[0].upper()}{text[1:]}.")]
 
 
 def _stopped(summary: Summary) -> set[int]:
@@ -73,7 +85,7 @@ def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Re
     """
     stopped = _stopped(summary)
     known = {
-        peer.peer: peer.accuracy for peer in summary.peers if peer.accuracy is not None and peer.peer not in stopped
+        peer.peer: peer.accuracy for peer in summary.honest if peer.accuracy is not None and peer.peer not in stopped
     }
     by_round, last = _evaluations(history)
     latest = max(last.values(), default=0)
@@ -95,11 +107,11 @@ def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Re
 
 
 def _evaluations(history: History) -> tuple[Mapping[int, list[float]], dict[int, int]]:
-    """Return all accuracies by round, and the last round that each peer has evaluated."""
+    """Return the honest peers' accuracies by round, and the last round that each has evaluated."""
     by_round: dict[int, list[float]] = defaultdict(list)
     last: dict[int, int] = {}
     for row in history.rows:
-        if row["accuracy"] is not None:
+        if row["accuracy"] is not None and row["peer"] not in history.attackers:
             by_round[row["t"]].append(row["accuracy"])
             last[row["peer"]] = max(row["t"], last.get(row["peer"], 0))
     return by_round, last
@@ -155,15 +167,16 @@ def _computing(history: History, peer: int) -> str:
 
 
 def received_weight(history: History) -> dict[int, float]:
-    """Return the mean weight that the other peers give to each peer in the last round that most of them recorded."""
+    """Return the mean weight of each honest peer at the others, in the last round that most peers recorded."""
     full = [t for t, rows in history.weights.items() if 2 * len(rows) >= len(history.peers)]
     if not full:
         return {}
     rows = history.weights[max(full)]
+    givers = [peer for peer in rows if peer not in history.attackers]
     return {
-        peer: fmean([rows[j].get(peer, 0.0) for j in rows if j != peer])
-        for peer in history.peers
-        if any(j != peer for j in rows)
+        peer: fmean([rows[j].get(peer, 0.0) for j in givers if j != peer])
+        for peer in history.honest
+        if any(j != peer for j in givers)
     }
 
 

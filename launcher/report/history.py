@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev, quantiles
 from typing import Any
 
 from launcher.report.numbers import name, rounded
@@ -16,6 +16,8 @@ MAX_ROWS = 6_000
 MAX_CELLS = 200_000
 """Cells of all matrices of mixing weights that a page holds; likewise."""
 PHASES = ("training", "waiting", "queued", "sending", "evaluating")
+SENDERS = ("honest neighbors", "attackers")
+"""Whose messages are compared with an honest peer's own."""
 MAX_TERMS = 24
 """Loss terms that are shown; a method has a few."""
 
@@ -38,6 +40,9 @@ class History:
         peak_age: rounds since each peer's peak model was updated, as last recorded, of methods that have peak models.
         diverged: peers with a loss that was not finite, and the first round of it.
         skipped: what was not used because it had diverged, by peer and kind.
+        attackers: the peers that attack; means are of the others.
+        neighbors: by kind of message, round, and whether it is of attackers: for each honest peer, the median over
+            its neighbors of the distance from its own, and the mean of the fraction that its rule took.
     """
 
     peers: list[int] = field(default_factory=list)
@@ -51,6 +56,14 @@ class History:
     peak_age: dict[int, float] = field(default_factory=dict)
     diverged: dict[int, int] = field(default_factory=dict)
     skipped: dict[int, dict[str, int]] = field(default_factory=dict)
+    attackers: Collection[int] = ()
+    neighbors: dict[tuple[str, int, bool], list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    @property
+    def honest(self) -> list[int]:
+        return [peer for peer in self.peers if peer not in self.attackers]
 
     @property
     def rounds(self) -> list[int]:
@@ -62,9 +75,9 @@ class History:
         return list(dict.fromkeys(term for row in self.rows for term in row["loss"]))[:MAX_TERMS]
 
 
-def read(records: Iterable[Record]) -> History:
+def read(records: Iterable[Record], attackers: Collection[int] = ()) -> History:
     """Read the records of all peers, each peer's in the order of its rounds."""
-    history = History()
+    history = History(attackers=attackers)
     sent: dict[int, int] = defaultdict(int)
     for record in records:
         peer, t = record.peer, record.t
@@ -90,6 +103,8 @@ def read(records: Iterable[Record]) -> History:
         history.rows.append(row | {"bytes": sent[peer], "seconds": record.elapsed, "loss": losses})
         if record.weights:
             history.weights[t][peer] = record.weights
+        if peer not in attackers:
+            _add_neighbors(history, record)
     history.peers = sorted({row["peer"] for row in history.rows})
     return history
 
@@ -100,6 +115,31 @@ def _add_seconds(history: History, peer: int, seconds: Mapping[str, float]) -> N
     for phase, value in known.items():
         into[phase] += value
     into["other"] += max(0.0, seconds.get("total", 0.0) - sum(known.values()))
+
+
+def _add_neighbors(history: History, record: Record) -> None:
+    found: dict[tuple[str, bool], list[tuple[float, float]]] = defaultdict(list)
+    for kind, neighbor, distance, taken in record.combined():
+        if distance is not None:
+            found[name(kind), neighbor in history.attackers].append((distance, taken))
+    for (kind, attacks), pairs in found.items():
+        middle = median(distance for distance, _ in pairs)
+        history.neighbors[kind, record.t, attacks].append((middle, fmean(taken for _, taken in pairs)))
+
+
+def neighbors(history: History) -> dict[str, list[Any]]:
+    """Return quartiles over honest peers of how far their neighbors' messages are, by kind, round and who sent."""
+    kept = set(thinned(sorted({t for _, t, _ in history.neighbors}), MAX_ROWS // 10))
+    columns = ("kind", "t", "of", "distance", "low", "high", "taken")
+    table: dict[str, list[Any]] = {column: [] for column in columns}
+    for (kind, t, attacks), pairs in sorted(history.neighbors.items()):
+        if t in kept:
+            distances = [distance for distance, _ in pairs]
+            low, middle, high = quantiles(distances, n=4, method="inclusive") if len(distances) > 1 else distances * 3
+            row = (kind, t, SENDERS[attacks], middle, low, high, fmean(fraction for _, fraction in pairs))
+            for column, value in zip(columns, row, strict=True):
+                table[column].append(rounded(value) if isinstance(value, float) else value)
+    return table
 
 
 def thinned(rounds: Sequence[int], most: int) -> list[int]:
@@ -125,25 +165,27 @@ def columns(history: History, groups: Mapping[int, int | None]) -> dict[str, lis
         "bytes": [rounded(row["bytes"], 6) for row in rows],
         "seconds": [rounded(row["seconds"]) for row in rows],
     }
+    if history.attackers:
+        table["attacks"] = [row["peer"] in history.attackers for row in rows]
     for k, term in enumerate(history.terms):
         table[f"loss{k}"] = [rounded(row["loss"].get(term)) for row in rows]
     return table
 
 
 def means(history: History) -> list[dict[str, float]]:
-    """Return, for each round with an evaluation, mean and standard deviation over peers, and mean bytes and seconds.
+    """Return for each evaluated round mean and standard deviation over honest peers, and mean bytes and seconds.
 
-    Only rounds count that at least half of the peers have evaluated: the mean over a few would jump.
+    Only rounds count that at least half of these peers have evaluated: the mean over a few would jump.
     """
     by_round: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in history.rows:
-        if row["accuracy"] is not None:
+        if row["accuracy"] is not None and row["peer"] not in history.attackers:
             by_round[row["t"]].append(row)
     return [
         {"t": t, **_spread([row["accuracy"] for row in rows])}
         | {key: fmean(row[key] for row in rows) for key in ("bytes", "seconds")}
         for t, rows in sorted(by_round.items())
-        if 2 * len(rows) >= len(history.peers)
+        if 2 * len(rows) >= len(history.honest)
     ]
 
 

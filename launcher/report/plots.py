@@ -48,8 +48,8 @@ def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart
     )
 
 
-def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
-    """The graph: peers, and edges as strong as their weights or traffic."""
+def drawing(groups: Sequence[int | None], *, learned: bool, attackers: bool = False) -> Chart:
+    """The graph: peers, edges as strong as their weights or traffic; with ``attackers``, nodes have ``attacks``."""
     place: Spec = {key: quantitative(key, axis=None, scale={"domain": [-1.12, 1.12]}) for key in ("x", "y")}
     ends: Spec = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
     strength: Spec = quantitative("strength", legend=None)
@@ -75,6 +75,13 @@ def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
             "tooltip": [{"field": "peer"}, {"field": "group"}, {"field": "model"}, {"field": "accuracy"}],
         },
     }
+    ring = {"type": "point", "size": 720, "strokeWidth": 2.5, "strokeDash": [4, 3], "color": "@strong", "aria": False}
+    rings = {
+        "data": {"name": "nodes"},
+        "transform": [{"filter": "datum.attacks"}],
+        "mark": ring,
+        "encoding": place,
+    }
     texts = {
         "data": {"name": "nodes"},
         "mark": {"type": "text", "fontSize": 11, "fontWeight": "bold", "color": "@on", "aria": False},
@@ -84,8 +91,9 @@ def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
         "drawing",
         f"Drawing of the graph: peers as circles, colored by group, edges as strong as the {what}",
         f"Peers that exchange much are close. Stronger lines: larger {what}"
-        + (", the larger of both directions." if learned else ", both directions together."),
-        {"": {"params": [PICKED], "layer": [edges, nodes, texts]}},
+        + (", the larger of both directions." if learned else ", both directions together.")
+        + (" Dashed rings: attackers." if attackers else ""),
+        {"": {"params": [PICKED], "layer": [edges, nodes, *([rings] if attackers else []), texts]}},
         ("edges", "nodes"),
         height=0,
         canvas=True,

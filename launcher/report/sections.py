@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 from launcher import formatting
+from launcher.facts.summary import Attackers
 from launcher.report.charts import Figures
 from launcher.report.collect import ReportedRun
 from launcher.report.findings import SLOW, training_times
@@ -42,7 +43,8 @@ def _kind(run: ReportedRun) -> str:
     state = "finished" if summary.finished else f"{done} of {len(summary.peers)} peers finished"
     rounds = max((peer.rounds_done for peer in summary.peers), default=0)
     of = "" if rounds == summary.rounds else f" of {summary.rounds}"
-    return f"{summary.algorithm}, {len(summary.peers)} peers, {rounds}{of} rounds, {state}"
+    attackers = f" ({len(summary.honest)} honest)" if summary.attacks else ""
+    return f"{summary.algorithm}, {len(summary.peers)} peers{attackers}, {rounds}{of} rounds, {state}"
 
 
 def _origin(run: ReportedRun) -> str:
@@ -68,17 +70,25 @@ def _sections(run: ReportedRun, figures: Figures) -> Iterator[tuple[str, tuple[s
 
 
 def _tiles(run: ReportedRun) -> str:
-    return tiles([_accuracy_tile(run), _slowest_tile(run), _collaboration_tile(run), _cost_tile(run)])
+    attackers = [_attackers_tile(run.summary.attackers)] if run.summary.attackers else []
+    return tiles([_accuracy_tile(run), *attackers, _slowest_tile(run), _collaboration_tile(run), _cost_tile(run)])
+
+
+def _attackers_tile(found: Attackers) -> tuple[str, str, str]:
+    accuracy = "" if found.accuracy is None else f"; accuracy {formatting.percent(found.accuracy.mean)} %"
+    names = ", ".join(dict.fromkeys(found.attacks.values()))
+    return "Who attacks?", formatting.peers(found.attacks), f"{names}{accuracy}"
 
 
 def _accuracy_tile(run: ReportedRun) -> tuple[str, str, str]:
     found = run.summary.accuracy
     if found is not None:
         kind = "masked; " if run.summary.masked_test else ""
-        middle = median(peer.accuracy for peer in run.summary.peers if peer.accuracy is not None)
+        kind += "honest peers; " if run.summary.attacks else ""
+        middle = median(peer.accuracy for peer in run.summary.honest if peer.accuracy is not None)
         more = f"{kind}median {formatting.percent(middle)} %, worst tenth {formatting.percent(found.worst_tenth)} %"
         return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", more
-    last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
+    last = [row["accuracy"] for row in _last_rows(run) if row["peer"] not in run.summary.attacks]
     if last:
         return "How accurate?", f"{formatting.percent(fmean(last))} %", "mean of the last evaluations, unfinished"
     return "How accurate?", "–", ABSENT["accuracy"]
@@ -114,7 +124,8 @@ def _collaboration_tile(run: ReportedRun) -> tuple[str, str, str]:
         value = "own group" if ratio > ALIKE[1] else "other groups" if ratio < ALIKE[0] else "all alike"
         weights = f"{found.inside:.3f} within {groups} groups, {found.across:.3f} across"
         return question, value, f"mean weight {weights}" + (f": {ratio:.1f} times" if 0 < ratio < math.inf else "")
-    alone = fmean(row[k] for k, row in enumerate(found.weights))
+    own = {peer: row[k] for k, (peer, row) in enumerate(zip(found.peers, found.weights, strict=True))}
+    alone = fmean([own[peer] for peer in own if peer not in run.summary.attacks] or own.values())
     kept, others = formatting.percent(alone), formatting.percent(1 - alone)
     return question, f"{others} % others", f"a peer keeps {kept} % of its own"
 
@@ -171,7 +182,8 @@ def _collaboration(run: ReportedRun, figures: Figures) -> str:
             '<button type="button" id="play">Play</button></div>'
         )
     drawn = _figure(figures, "drawing", "Graph", ABSENT["traffic"])
-    return f'{bar}<div class="pair">{_figure(figures, "weights", "Mixing weights")}{drawn}</div>'
+    pair = f'<div class="pair">{_figure(figures, "weights", "Mixing weights")}{drawn}</div>'
+    return bar + pair + (figure(figures.charts["neighbors"]) if "neighbors" in figures.charts else "")
 
 
 def _peers(run: ReportedRun) -> str:
@@ -179,6 +191,7 @@ def _peers(run: ReportedRun) -> str:
     joules = any(peer.cost.keys() & JOULES for peer in run.summary.peers)
     head = [
         "peer",
+        *(["attack"] if run.summary.attacks else []),
         "model",
         "group",
         "rounds",
@@ -205,6 +218,7 @@ def _peers(run: ReportedRun) -> str:
         rows.append(
             [
                 str(peer.peer),
+                *([run.summary.attacks.get(peer.peer, "")] if run.summary.attacks else []),
                 peer.model,
                 "" if peer.group is None else str(peer.group),
                 str(peer.rounds_done),

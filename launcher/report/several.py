@@ -59,7 +59,10 @@ def curve(of: RunGroup) -> list[dict[str, Any]]:
     Runs of which no peer has finished are left out, unless there are no others.
     """
     by_round: dict[float, list[dict[str, float]]] = {}
-    curves = {id(member): history.means(history.read(records.read(member.folder))) for member in of.members}
+    curves = {
+        id(member): history.means(history.read(records.read(member.folder), member.summary.attacks))
+        for member in of.members
+    }
     members = of.counted or [member for member in of.members if curves[id(member)]]
     for member in members:
         for row in curves[id(member)]:
@@ -92,11 +95,11 @@ def _same_peers(a: RunGroup, b: RunGroup) -> bool:
 
 
 def _by_peer(of: RunGroup) -> dict[tuple[int, int], float]:
-    """Return the final accuracy by seed and peer."""
+    """Return the final accuracy by seed and honest peer."""
     return {
         (member.seed, peer.peer): peer.accuracy
         for member in of.counted
-        for peer in member.summary.peers
+        for peer in member.summary.honest
         if peer.accuracy is not None
     }
 

@@ -24,11 +24,12 @@ from launcher.facts.host_state import HostState
 from launcher.facts.processes import outcome
 from launcher.facts.registration import request
 from launcher.facts.snapshot import Snapshot
-from launcher.facts.summary import settings, summarize, written_summary
+from launcher.facts.summary import summarize, written_summary
 from launcher.facts.sweep_folder import ELSEWHERE, SweepFolder, has_peers, peers_of
 from launcher.sweep import memory
 from p2pfl.errors import P2pflError, WriteError
 from p2pfl.file_locks import lock
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import write_errors
 
 FIRST_SAMPLE = 0.5
@@ -121,8 +122,8 @@ class Job:
         if not self._run.run_file.exists():
             return None
         with suppress(P2pflError, KeyError):
-            run = settings(self._run)
-            return Snapshot.take(self._run, range(run["peers"]), run["rounds"])
+            run = self._run.settings
+            return Snapshot.take(self._run, range(run["peers"]), run["rounds"], attackers=attacks(run))
         return None
 
     def measure(self) -> bool:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from launcher.errors import SweepError
-from launcher.facts.summary import settings
 from launcher.facts.sweep_folder import SweepFolder
 from launcher.formatting import size
 from launcher.sweep import memory
@@ -220,7 +219,7 @@ class Runner:
     def _describe(self, name: str) -> None:
         """Read from its run file what the estimate of a run's memory depends on."""
         if name not in self._peers:
-            plain = settings(RunFolder(self._folder.plan(name).parent))
+            plain = RunFolder(self._folder.plan(name).parent).settings
             self._peers[name] = plain["peers"]
             self._alike[name] = _without_seed(plain)
 

@@ -16,7 +16,7 @@ from launcher.comparison.curves import curve
 from launcher.comparison.groups import ComparedRun
 from launcher.comparison.tables import different_tests
 from launcher.comparison.test_sets import differing, names
-from launcher.facts.summary import measured_seconds, settings, summarize
+from launcher.facts.summary import measured_seconds, summarize
 from launcher.facts.sweep_folder import SweepFolder, SweepRun
 from launcher.formatting import percent
 from launcher.sweep import space as spaces
@@ -172,7 +172,7 @@ class Search(RunSource):
 
     def _curve(self, name: str) -> Any:
         folder = self._folder.run(name)
-        return curve(folder, bool(settings(folder).get("masked_test")))
+        return curve(folder, bool(folder.settings.get("masked_test")))
 
     def not_started(self, name: str) -> None:
         self.halted = True  # the study still has the trial as running: continuing the search asks for it again

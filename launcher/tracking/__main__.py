@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.facts.logs import has_ended
-from launcher.facts.summary import settings
 from launcher.formatting.flat import flatten
 from launcher.tracking.follow import Means
 from launcher.tracking.processes import TRACKED
@@ -26,6 +25,7 @@ from p2pfl.errors import P2pflError
 from p2pfl.file_locks import lock
 from p2pfl.installed import TRACKERS, load
 from p2pfl.process_title import set_title
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import read_json, write_json
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.records import RecordFile
@@ -40,7 +40,7 @@ NICE = 10
 def main(root: Path, entry: Mapping[str, Any]) -> None:
     """Pass the records of a run on until it ends."""
     folder = RunFolder.open(root)
-    run = settings(folder)
+    run = folder.settings
     set_title(f"p2pfl tracker {entry['name']} {folder.root}")
     os.nice(NICE)
     peers = [files.peer for files in folder.peers()]
@@ -87,7 +87,8 @@ def track(
     logged: dict[str, int] = state.setdefault("last", {})
     """The last round of each stream: a resumed peer records rounds again."""
     files = {peers.peer: RecordFile(peers.metrics) for peers in folder.peers()}
-    means = Means(len(files))
+    attackers = attacks(run)
+    means = Means(len(files.keys() - attackers.keys()))
     to: Tracker | None = None
 
     def write(stream: str, t: int, values: Mapping[str, float]) -> None:
@@ -108,7 +109,8 @@ def track(
             for record in file.read():
                 values = record.scalars()
                 write(f"peer-{peer:02d}", record.t, values)
-                means.add(peer, record.t, values)
+                if peer not in attackers:
+                    means.add(peer, record.t, values)
         stopped = last and any(
             status is not None and status.phase == "stopped" for status in (f.status() for f in folder.peers())
         )

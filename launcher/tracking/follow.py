@@ -13,7 +13,7 @@ LAG = 10
 
 
 class Means:
-    """Means over the peers of what they recorded in a round."""
+    """Means over the honest peers of what they recorded in a round. ``peers``: their number."""
 
     def __init__(self, peers: int) -> None:
         self._peers = peers

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from launcher.facts.summary import settings
 from launcher.tracking.tracker import require
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.run_folder.files import write_errors
@@ -158,7 +157,7 @@ class Trackers:
 @contextmanager
 def tracking(folder: RunFolder, report: Callable[[str], None]) -> Iterator[Trackers]:
     """Track a run in this block as its run file asks. What goes wrong is reported, and never raised."""
-    entries: list[dict[str, Any]] = settings(folder).get("track") or []
+    entries: list[dict[str, Any]] = folder.settings.get("track") or []
     try:
         trackers = Trackers(folder, entries)
     except (RunFolderError, OSError) as error:

@@ -11,10 +11,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.facts.summary import settings
 from launcher.ui.app import LiveView, Poll
 from launcher.ui.state import RunState
 from p2pfl.process_title import set_title
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import make_legible
 
@@ -37,8 +37,8 @@ def show(folder: RunFolder, poll: Poll | None = None, launcher: int | None = Non
     os.nice(NICE)
     make_legible(one_column=True)
     set_title(f"p2pfl ui {folder.root}")
-    run = settings(folder)
-    state = RunState(folder, run["rounds"])
+    run = folder.settings
+    state = RunState(folder, run["rounds"], attacks(run))
     name = f"{run['name']} ({run['algorithm']['name']})"
     LiveView(state, name, poll, None if launcher is None else interrupt).run(mouse=False)
 

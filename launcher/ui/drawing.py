@@ -141,7 +141,7 @@ def row(
 def _cell(peer: Peer, title: str, width: int, rounds: int, scales: Scales) -> tuple[str, str]:
     status = peer.status
     if title == "peer":
-        return str(peer.peer), "bold"
+        return f"{peer.peer}{'*' if peer.attack else ''}", "bold red" if peer.attack else "bold"
     if title == "phase":
         return peer.phase, PHASES.get(peer.phase, "")
     if title == "round":
@@ -227,6 +227,8 @@ def summary(state: RunState, name: str, times: str, width: int) -> Text:
     text.append(
         f" accuracy {formatting.percent(snapshot.accuracy)} % · {formatting.size(snapshot.bytes_out)} sent · {times}"
     )
+    if attackers := [peer.peer for peer in state.peers if peer.attack]:
+        text.append(f" · * attackers, not in it: {formatting.ids(attackers)}")
     return text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from launcher.facts.logs import LogEntry, LogFile
@@ -31,6 +31,8 @@ class Peer:
     """The last row of mixing weights."""
     absent: dict[int, int] = field(default_factory=dict)
     """Messages that missed their deadline, by round."""
+    attack: str = ""
+    """The name of its attack, if it attacks."""
     warnings: int = 0
     """Warnings and errors in its log."""
 
@@ -83,9 +85,9 @@ def level_of(line: str) -> str:
 class RunState:
     """All peers of a run, and the latest warnings."""
 
-    def __init__(self, folder: RunFolder, rounds: int) -> None:
-        self.folder, self.rounds = folder, rounds
-        self.peers = [Peer(files.peer) for files in folder.peers()]
+    def __init__(self, folder: RunFolder, rounds: int, attacks: Mapping[PeerId, str] = {}) -> None:
+        self.folder, self.rounds, self._attackers = folder, rounds, attacks.keys()
+        self.peers = [Peer(files.peer, attack=attacks.get(files.peer, "")) for files in folder.peers()]
         self.notices: deque[str] = deque(maxlen=NOTICES)
         """Lines of the launcher, and warnings of peers, oldest first."""
         self.snapshot = Snapshot(len(self.peers), rounds, [])
@@ -102,7 +104,7 @@ class RunState:
                 self.weights_read += record.weights is not None
             peer.status = self.folder.peer(peer.peer).status() or peer.status
         statuses = [peer.status for peer in self.peers if peer.status is not None]
-        self.snapshot = Snapshot(len(self.peers), self.rounds, statuses)
+        self.snapshot = Snapshot(len(self.peers), self.rounds, statuses, self._attackers)
         self._read_logs()
 
     def _read_logs(self) -> None:

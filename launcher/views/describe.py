@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from launcher import formatting
+from p2pfl import PeerId
+from p2pfl.aggregation import Mean, RuleList
 from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
+from p2pfl.run_folder.attackers import attacks
 
 if TYPE_CHECKING:
     from p2pfl.graphs import Schedule
+    from p2pfl.run_file.run import Run
 
 WINDOW = 10
 """Rounds of whose product the spectral gap is shown, if the graphs of a run do not repeat."""
@@ -101,3 +106,52 @@ def describe_over_time(schedule: Schedule, rounds: int, window: int | None) -> d
         "starts": starts,
         "window_gap": [averaging_gap(graphs[start : start + window]) for start in starts],
     }
+
+
+def describe_attackers(run: Run) -> dict[str, Any]:
+    """Return how many attackers each honest peer has among its neighbors, and how many the aggregation withstands.
+
+    Of a time-varying graph, the round counts that is worst for the peer.
+
+    Returns:
+        ``attacks``: the attack of each attacker; ``aggregation``: name of the rule; ``peers``: for each honest peer
+        ``neighbors`` that send to it, ``attackers`` among them, ``withstands``: how many the rule withstands as it is
+        set, ``tolerates``: how many it can be set to. Empty if nobody attacks and the rule is the mean.
+    """
+    found = attacks(run.file.model_dump(include={"peers", "seed", "adversaries"}))
+    if not found and type(run.aggregation) is Mean:
+        return {}
+    rule = run.aggregation
+    period = 1 if run.schedule is None else min(run.schedule.period or run.rounds, run.rounds)
+    graphs = [run.topology] if run.schedule is None else map(run.schedule, range(period))
+    worst: dict[PeerId, dict[str, Any]] = {}
+    for graph in graphs:
+        for peer, sources in enumerate(graph.sources):
+            n = 1 + len(sources)
+            counts = {
+                "neighbors": len(sources),
+                "attackers": sum(j in found for j in sources),
+                "withstands": rule.withstands(n),
+                "tolerates": rule.tolerates(n),
+            }
+            if peer not in found and (peer not in worst or _margin(counts) < _margin(worst[peer])):
+                worst[peer] = {"peer": peer, **counts}
+    names = [name for name, _ in rule.members] if isinstance(rule, RuleList) else [run.file.aggregation.name]
+    return {"attacks": found, "aggregation": ", ".join(names), "peers": [worst[peer] for peer in sorted(worst)]}
+
+
+def _margin(counts: Mapping[str, int]) -> int:
+    """Return how many more attackers the rule would withstand."""
+    return counts["withstands"] - counts["attackers"]
+
+
+def attackers_rows(described: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a table: peers with equal counts share one, and more than a rule withstands is marked."""
+    columns = ("neighbors", "attackers", "withstands", "tolerates")
+    alike: dict[tuple[int, ...], list[PeerId]] = {}
+    for counts in described["peers"]:
+        alike.setdefault(tuple(counts[column] for column in columns), []).append(counts["peer"])
+    return [
+        [formatting.ids(peers), *map(str, counts), "too many" if counts[1] > counts[2] else ""]
+        for counts, peers in sorted(alike.items())
+    ]

@@ -7,7 +7,7 @@ As JSON:
                 "extra_metrics": {"peak": {…}, …}}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,
      "global_accuracy": …, "metrics": …, "nonfinite_metrics": …, "extra_metrics": …, "masked_accuracies": …,
-     "unmasked_accuracies": …}
+     "unmasked_accuracies": …, "attackers": …}
 
 Evaluations are as in a round record (p2pfl/session/metrics.py), the rest is as in summary.json (facts/summary.py).
 """
@@ -19,10 +19,12 @@ from typing import Any
 
 from rich.table import Table
 
-from launcher.facts.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
+from launcher.facts.spreads import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
+from launcher.facts.summary import Attackers
 from launcher.formatting import percent
 from launcher.formatting.console import make_table
 from p2pfl import PeerId
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 
 
@@ -45,11 +47,14 @@ class RunEvaluation:
     extra_metrics: dict[str, Spread]
     masked_accuracies: dict[str, Spread]
     unmasked_accuracies: dict[str, Spread]
+    attackers: Attackers | None = None
     best: None = None
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
         del plain["best"]
+        if self.attackers is None:
+            del plain["attackers"]
         return plain
 
 
@@ -61,7 +66,10 @@ def evaluate_run(folder: RunFolder, masked: bool | None, device: str) -> RunEval
 
     run = run_files.load(folder.run_file)
     found = list(scoring.evaluate_run(run, folder, masked=masked, device=scoring.device_named(device)))
-    evaluations = [peer.evaluations for peer in found]
+    attackers = attacks(folder.settings)
+    honest = [peer for peer in found if peer.peer not in attackers]
+    evaluations = [peer.evaluations for peer in honest]
+    accuracies = {peer.peer: one.accuracy for peer in found if (one := peer.evaluations.personal)}
     scored = [one.personal_and_extra() for one in evaluations]
     return RunEvaluation(
         run=str(folder.root),
@@ -80,10 +88,11 @@ def evaluate_run(folder: RunFolder, masked: bool | None, device: str) -> RunEval
         accuracy=Spread.of(one.personal.accuracy for one in evaluations if one.personal),
         global_accuracy=Spread.of(one.whole.accuracy for one in evaluations if one.whole),
         metrics=metric_spreads(one.metrics for one in evaluations),
-        nonfinite_metrics=nonfinite_metrics({peer.peer: peer.evaluations.metrics for peer in found}),
+        nonfinite_metrics=nonfinite_metrics({peer.peer: peer.evaluations.metrics for peer in honest}),
         extra_metrics=spreads({name: extra.accuracy for name, extra in one.extra.items()} for one in evaluations),
         masked_accuracies=spreads({name: one.masked_accuracy for name, one in each.items()} for each in scored),
         unmasked_accuracies=spreads({name: one.unmasked_accuracy for name, one in each.items()} for each in scored),
+        attackers=Attackers.of(attackers, accuracies),
     )
 
 

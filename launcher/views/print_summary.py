@@ -12,10 +12,11 @@ from rich.table import Table
 from launcher import formatting
 from launcher.facts.processes import NOT_COLLECTED, RUNNING
 from launcher.facts.skipped import skipped_lines
-from launcher.facts.summary import Collaboration, PeerSummary, Summary
+from launcher.facts.summary import Attackers, Collaboration, PeerSummary, Summary
 from launcher.formatting import heat_map
 from launcher.formatting.console import echo, make_table
 from launcher.views.evaluation import RunEvaluation
+from p2pfl import PeerId
 
 
 def show_summary(summary: Summary, console: Console, *, as_json: bool) -> None:
@@ -71,7 +72,7 @@ def cost_text(cost: Mapping[str, float]) -> str:
 
 
 def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
-    """Return a line for each accuracy; where masking changes one, both, with which is which."""
+    """Return a line for each accuracy, both where masking changes one, and a line for attackers."""
     masks = ("masked", "unmasked") if summary.masked_test else ("unmasked", "masked")
     lines = []
     for label, name, spread in (
@@ -87,9 +88,27 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
         elif spread is not None:
             lines.append(f"{label}: {spread}")
     lines += [f"{name}: {spread}" for name, spread in summary.metrics.items()]
-    return lines + [
+    lines += [
         f"{name}: NaN or infinite at {formatting.peers(peers)}" for name, peers in summary.nonfinite_metrics.items()
     ]
+    return lines + ([] if summary.attackers is None else [_attackers_line(summary.attackers)])
+
+
+def _attackers_line(attackers: Attackers) -> str:
+    """Say who attacks, and what is known of these peers apart from the figures of the honest ones."""
+    accuracy = "" if attackers.accuracy is None else f", accuracy {formatting.percent(attackers.accuracy.mean)} %"
+    weight = ""
+    if attackers.weight is not None and attackers.honest_weight is not None:
+        weight = f", mean weight at honest peers {attackers.weight:.4f} (of each other {attackers.honest_weight:.4f})"
+    return f"attackers, not in these figures: {attackers_text(attackers.attacks)}{accuracy}{weight}"
+
+
+def attackers_text(attacks: Mapping[PeerId, str]) -> str:
+    """``peers 3 7 (sign-flip); peer 8 (noise)``"""
+    by_attack: dict[str, list[PeerId]] = defaultdict(list)
+    for peer, attack in attacks.items():
+        by_attack[attack].append(peer)
+    return "; ".join(f"{formatting.peers(peers)} ({attack})" for attack, peers in by_attack.items())
 
 
 def restarted(peers: Sequence[PeerSummary]) -> str:
@@ -150,6 +169,7 @@ def _peer_table(summary: Summary) -> Table:
     rows = [
         {
             "peer": str(peer.peer),
+            "attack": summary.attacks.get(peer.peer, ""),
             "model": peer.model,
             "group": "" if peer.group is None else str(peer.group),
             "rounds": str(peer.rounds_done),
@@ -164,9 +184,10 @@ def _peer_table(summary: Summary) -> Table:
         }
         for peer in summary.peers
     ]
-    skips = any(peer.skipped for peer in summary.peers)
-    head = [column for column in (rows[0] if rows else ()) if column != "skipped" or skips]
-    return make_table(head, [[row[column] for column in head] for row in rows], left=("model", "ended"), gap=1)
+    shown = {"attack": bool(summary.attacks), "skipped": any(peer.skipped for peer in summary.peers)}
+    head = [column for column in (rows[0] if rows else ()) if shown.get(column, True)]
+    left = ("attack", "model", "ended")
+    return make_table(head, [[row[column] for column in head] for row in rows], left=left, gap=1)
 
 
 def _traffic_table(summary: Summary) -> Table:

@@ -17,6 +17,7 @@ from rich.text import Text
 from launcher import formatting
 from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
+from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder, Status
 from p2pfl.terminal import printable
 
@@ -98,7 +99,7 @@ class Display:
         is_stale: Callable[[Status], bool] = lambda status: False,
     ) -> None:
         self._progress = progress
-        self._take = partial(Snapshot.take, folder, peers, rounds, is_stale)
+        self._take = partial(Snapshot.take, folder, peers, rounds, is_stale, attacks(folder.settings))
         self._due = 0.0
 
     def update(self, *, now: bool = False) -> None:

@@ -23,6 +23,21 @@ LONG = 5.0
 MIN_ROWS = 3
 """Rows of the table that are shown even if the screen has no room for them."""
 
+COLUMNS = (
+    "peer",
+    "attack",
+    "state",
+    "round",
+    "done",
+    "acc %",
+    "waits for",
+    "for",
+    "sent",
+    "recv",
+    "memory",
+    "queues",
+)
+
 
 def render(status: RunStatus, height: int | None = None) -> RenderableType:
     """Return a table of the peers, and what holds them up.
@@ -38,15 +53,15 @@ def render(status: RunStatus, height: int | None = None) -> RenderableType:
         more = [f"… and {hidden} more peers that are further ahead"] if hidden else []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     whole = height is None
-    columns = ("peer", "state", "round", "done", "acc %", "waits for", "for", "sent", "recv", "memory", "queues")
-    rows = [_columns(line, status.rounds) for line in shown]
+    columns = [column for column in COLUMNS if column != "attack" or status.attacks]
+    rows = [_columns(line, status) for line in shown]
     # In a live view, columns stay where they are.
-    kept = [at for at in range(len(columns)) if not whole or any(row[at] for row in rows)]
-    for at in kept:
-        left = columns[at] in ("state", "waits for")
-        table.add_column(columns[at], justify="left" if left else "right", no_wrap=True)
+    kept = [column for column in columns if not whole or any(row[column] for row in rows)]
+    for column in kept:
+        left = column in ("attack", "state", "waits for")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(printable(row[at])) for at in kept))
+        table.add_row(*(Text(printable(row[column])) for column in kept))
     texts = [
         Text(printable(text), no_wrap=not whole, overflow="fold" if whole else "ellipsis")
         for text in (_head(status), *more, *lines)
@@ -65,12 +80,13 @@ def most_urgent(status: RunStatus, most: int) -> list[PeerLine]:
     return sorted(sorted(status.peers, key=urgency)[:most], key=lambda line: line.peer)
 
 
-def _columns(line: PeerLine, rounds: int) -> tuple[str, ...]:
-    return (
+def _columns(line: PeerLine, status: RunStatus) -> dict[str, str]:
+    texts = (
         str(line.peer),
+        status.attacks.get(line.peer, ""),
         line.state.partition(":")[0],
         str(line.t),
-        f"{line.rounds_done}/{rounds}",
+        f"{line.rounds_done}/{status.rounds}",
         formatting.percent(line.accuracy),
         formatting.ids(line.waiting_for, most=4),
         "" if line.seconds is None else formatting.duration(line.seconds),
@@ -79,16 +95,19 @@ def _columns(line: PeerLine, rounds: int) -> tuple[str, ...]:
         "" if line.memory is None else formatting.size(line.memory),
         f"{line.unread} in, {line.undelivered} out" if line.unread or line.undelivered else "",
     )
+    return dict(zip(COLUMNS, texts, strict=True))
 
 
 def _head(status: RunStatus) -> str:
-    known = [line.accuracy for line in status.peers if line.accuracy is not None]
+    honest = [line for line in status.peers if line.peer not in status.attacks]
+    known = [line.accuracy for line in honest if line.accuracy is not None]
     done = [line.rounds_done for line in status.peers]
     states = Counter(line.state.partition(":")[0] for line in status.peers)
     parts = [
         f"{status.name}: {status.alive} of {len(status.peers)} peers alive",
         f"rounds {min(done)} to {max(done)} of {status.rounds}" if done else "no peers",
         f"accuracy {formatting.percent(fmean(known) if known else None)} %",
+        *([f"attackers, not in it: {formatting.ids(status.attacks)}"] if status.attacks else []),
         ", ".join(f"{count} {state}" for state, count in states.most_common()),  # last: a narrow screen cuts it off
     ]
     return " | ".join(parts)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.aggregation.distances import Distances
 from p2pfl.aggregation.mean import Mean
 from p2pfl.aggregation.rule import Contributions, Rule
 from p2pfl.messaging.schema import Body
@@ -22,17 +23,28 @@ class Aggregator:
 
     Args:
         loss: as ``Contributions.loss``.
+        measures: measure for the records how far what neighbors send is from the peer's own, and what is taken of it.
 
     Attributes:
         t: the current round.
+        distances: those of the current round; None if they are not measured.
     """
 
-    def __init__(self, rule: Rule, me: PeerId, rounds: int, loss: Callable[[Tensors], float] | None = None) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        me: PeerId,
+        rounds: int,
+        loss: Callable[[Tensors], float] | None = None,
+        *,
+        measures: bool = False,
+    ) -> None:
         self.rule = rule
         self.me = me
         self.rounds = rounds
         self.loss = loss
         self.t = 0
+        self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
         """What the rule keeps, by what it combines."""
 
@@ -88,7 +100,14 @@ class Aggregator:
         key = f"{kind.kind()} {of}"
         state = self._states.get(key, {})
         given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss)
-        combined = self.rule.combine(self.rule.transform(given), out, step)
+        if self.distances is not None and own is not None:
+            self.distances.measure(given.kind, tensors, self.me, own)
+        transformed = self.rule.transform(given)
+        combined = self.rule.combine(transformed, out, step)
+        if self.distances is not None:
+            left = {j for j in transformed.tensors if transformed.weights[j] > 0}
+            taken = {j: given.taken.get(j, 1.0) if j in left else 0.0 for j in tensors}
+            self.distances.note(given.kind, taken, sum(x.numel() for x in combined.values()))
         if state:
             self._states[key] = state
         return combined
@@ -102,15 +121,23 @@ class Aggregator:
             rows: (number of the row, sender, float [d], weight), with any scale of the weights; not if that is 0.
             out: float [K, d]; receives the rows, and keeps its values in rows that no sender has.
         """
-        found: dict[int, dict[PeerId, tuple[Tensor, float]]] = {}
-        for k, sender, row, weight in rows:
-            if weight > 0:
-                found.setdefault(k, {})[sender] = row, weight
-        for k in sorted(found):
-            tensors = {j: {"row": row.to(out.device)} for j, (row, _) in sorted(found[k].items())}
-            weights = fractions({j: weight for j, (_, weight) in found[k].items()})
+        for k, found in _by_row(rows).items():
+            tensors = {j: {"row": row.to(out.device)} for j, (row, _) in found.items()}
+            weights = fractions({j: weight for j, (_, weight) in found.items()})
             out[k] = self.combine_tensors(kind, tensors, weights, of=f"row {k}")["row"]
         return out
+
+    def measure_rows(self, kind: type[Body], rows: Iterable[tuple[int, PeerId, Tensor, float]]) -> None:
+        """Measure the distances of rows that a method combines by its paper's formula for the mean."""
+        if self.distances is not None:
+            for found in _by_row(rows).values():
+                if self.me in found:
+                    tensors = {j: {"row": row} for j, (row, _) in found.items()}
+                    self.distances.measure(kind.kind(), tensors, self.me, tensors[self.me])
+
+    def measured(self) -> dict[str, dict[PeerId, tuple[float, float]]]:
+        """Return the distances of the round by kind and neighbor, and the fractions that were taken; only once."""
+        return {} if self.distances is None else self.distances.drain()
 
     # ---- state
 
@@ -120,3 +147,14 @@ class Aggregator:
 
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         self._states = dict(state)
+
+
+def _by_row(
+    rows: Iterable[tuple[int, PeerId, Tensor, float]],
+) -> dict[int, dict[PeerId, tuple[Tensor, float]]]:
+    """Return row and weight by number of the row and sender, both ascending, of those with a weight."""
+    found: dict[int, dict[PeerId, tuple[Tensor, float]]] = {}
+    for k, sender, row, weight in rows:
+        if weight > 0:
+            found.setdefault(k, {})[sender] = row, weight
+    return {k: dict(sorted(found[k].items())) for k in sorted(found)}

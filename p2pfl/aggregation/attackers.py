@@ -35,6 +35,9 @@ class Expecting(Rule):
         """Return f for ``n`` contributions."""
         return min((n - 1) // 3 if self.f == "auto" else self.f, self.largest(n))
 
+    def withstands(self, n: int) -> int:
+        return self.expected(n)
+
     def assumed(self, n: int) -> dict[str, int]:
         return {"f": self.expected(n)} if self.f == "auto" else {}
 

@@ -43,7 +43,9 @@ class CenteredClipping(Rule):
         v: Tensors = {name: widened(last[name].to(x.device)) for name, x in like.items()}
         for _ in range(self.iterations):
             kept, apart = distances(given, v)
-            clipped = {j: toward(v, x, clip_factor(apart[j], self.radius)) for j, x in kept.tensors.items()}
+            factors = {j: clip_factor(length, self.radius) for j, length in apart.items()}
+            given.taken.update(dict.fromkeys(given.tensors, 0.0) | factors)
+            clipped = {j: toward(v, x, factors[j]) for j, x in kept.tensors.items()}
             v = weighted_sum([(weight, clipped[j]) for j, weight in equal(clipped).items()], clone(v))
         given.state["center"] = v
         terms = [(1.0, v)] if step is None else [(1.0, v), (1.0, step)]
@@ -71,7 +73,9 @@ class SelfCenteredClipping(Expecting):
         center = center_of(given)
         given, apart = distances(given, center)
         limit = self._limit(given, apart) if self.radius == "auto" else self.radius
-        clipped = {j: toward(center, x, clip_factor(apart[j], limit)) for j, x in given.tensors.items()}
+        factors = {j: clip_factor(length, limit) for j, length in apart.items()}
+        given.taken.update(factors)
+        clipped = {j: toward(center, x, factors[j]) for j, x in given.tensors.items()}
         return replace(given, tensors=clipped)
 
     def _limit(self, given: Contributions, apart: dict[int, float]) -> float:

@@ -27,7 +27,9 @@ class ARC(Expecting):
         n = len(lengths)
         f = self.expected(n)
         limit = sorted(lengths.values())[n - 1 - 2 * f * (n - f) // n]
-        clipped = {j: scaled(tensors, clip_factor(lengths[j], limit)) for j, tensors in given.tensors.items()}
+        factors = {j: clip_factor(length, limit) for j, length in lengths.items()}
+        given.taken.update(factors)
+        clipped = {j: scaled(tensors, factors[j]) for j, tensors in given.tensors.items()}
         return replaced(given, clipped)
 
 
@@ -50,5 +52,7 @@ class NormClip(Rule):
         given, apart = distances(given, center)
         others = [length for j, length in apart.items() if j != given.me]
         limit = self.factor * float(np.median(others)) if others else 0.0
-        clipped = {j: toward(center, x, clip_factor(apart[j], limit)) for j, x in given.tensors.items()}
+        factors = {j: clip_factor(length, limit) for j, length in apart.items()}
+        given.taken.update(factors)
+        clipped = {j: toward(center, x, factors[j]) for j, x in given.tensors.items()}
         return replaced(given, clipped)

@@ -40,6 +40,10 @@ class Contributions:
     loss: Callable[[Tensors], float] | None = None
     """Returns the mean loss of a sender's model on one of this peer's batches, the same for all senders of a round;
     None if the method does not send whole models (``Rule.needs_loss``)."""
+    taken: dict[PeerId, float] = field(default_factory=dict)
+    """For the records, senders whose tensors are not taken as they are: the factor by which a rule clips them, or 0
+    if ``combine`` leaves them out. Those that ``transform`` leaves out need not be noted. All that is made from these
+    contributions shares it."""
 
     def only(self, senders: Collection[PeerId]) -> Contributions:
         """Return the contributions of some senders, with weights scaled to sum to 1; equal ones if all are 0."""
@@ -72,6 +76,10 @@ class Rule(Options):
             n: the peer's own contribution included, which is honest.
         """
         return 0
+
+    def withstands(self, n: int) -> int:
+        """Return how many attackers among ``n`` contributions the rule withstands as it is set. Default: the most."""
+        return self.tolerates(n)
 
     def assumed(self, n: int) -> dict[str, int]:
         """Return the parameters that follow from the number of contributions, for the log. Default: none do."""

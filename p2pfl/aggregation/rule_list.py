@@ -53,12 +53,18 @@ class RuleList(Rule):
     def needs_loss(self) -> bool:  # type: ignore[override]
         return any(member.needs_loss for _, member in self.members)
 
-    def tolerates(self, n: int) -> int:
-        """Return what the last rule tolerates: it combines. If it only transforms, the mean follows: then any rule
-        that clips or selects decides, the most tolerant one."""
+    @property
+    def _deciding(self) -> list[Rule]:
+        """The rules that decide how many attackers the list withstands: the last one, which combines. If it only
+        transforms, the mean follows: then any rule that clips or selects decides, the most tolerant one."""
         _, last = self.members[-1]
-        deciding = [last] if type(last).combine is not Rule.combine else [member for _, member in self.members]
-        return max(member.tolerates(n) for member in deciding)
+        return [last] if type(last).combine is not Rule.combine else [member for _, member in self.members]
+
+    def tolerates(self, n: int) -> int:
+        return max(member.tolerates(n) for member in self._deciding)
+
+    def withstands(self, n: int) -> int:
+        return max(member.withstands(n) for member in self._deciding)
 
     def assumed(self, n: int) -> dict[str, int]:
         return {f"{name}.{key}": value for name, rule in self.members for key, value in rule.assumed(n).items()}

@@ -110,7 +110,9 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
         measure = self.loss_with if context.aggregation.needs_loss else None
-        self.aggregation = Aggregator(context.aggregation, context.me, context.rounds, measure)
+        self.aggregation = Aggregator(
+            context.aggregation, context.me, context.rounds, measure, measures=context.measures_distances
+        )
         """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()
         """What ``layouts`` has returned."""

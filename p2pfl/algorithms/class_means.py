@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -83,6 +83,10 @@ class PrototypeTable:
         """Return the table of these rows, bool [n]."""
         return PrototypeTable(self.values[rows], self.labels[rows], self.senders[rows], self.samples[rows])
 
+    def rows(self, weights: Tensor) -> Iterator[tuple[int, PeerId, Tensor, float]]:
+        """Yield class, sender, prototype and weight of each row, as ``Aggregator.combine_rows`` takes them."""
+        yield from zip(self.labels.tolist(), self.senders.tolist(), self.values, weights.tolist(), strict=True)
+
 
 def class_means(
     table: PrototypeTable, classes: int, *, weighted: bool, aggregation: Aggregator | None = None
@@ -99,13 +103,14 @@ def class_means(
     members = one_hot(table.labels, classes).to(torch.float64) * weights[:, None]
     totals = members.sum(0)
     present = totals > 0
-    if aggregation is None or aggregation.is_mean:
-        sums = members.T @ table.values.to(torch.float64)
-        means = sums / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-        return means.to(table.values.dtype), present
-    rows = zip(table.labels.tolist(), table.senders.tolist(), table.values, weights.tolist(), strict=True)
-    nothing = table.values.new_zeros(classes, table.values.shape[1])
-    return aggregation.combine_rows(Prototypes, rows, nothing), present
+    if aggregation is not None and not aggregation.is_mean:
+        nothing = table.values.new_zeros(classes, table.values.shape[1])
+        return aggregation.combine_rows(Prototypes, table.rows(weights), nothing), present
+    if aggregation is not None:
+        aggregation.measure_rows(Prototypes, table.rows(weights))
+    sums = members.T @ table.values.to(torch.float64)
+    means = sums / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return means.to(table.values.dtype), present
 
 
 # ---- the part of a peer that the algorithms share ------------------------------------------------------------

@@ -45,5 +45,7 @@ class Context:
     """Number of rounds of the run."""
     aggregation: Rule = Mean()
     """The run's aggregation rule."""
+    measures_distances: bool = False
+    """Measure how far what neighbors send is from the peer's own."""
     gradient: GradientRule = GradientRule()
     """The run's rule for gradients."""

@@ -33,9 +33,10 @@ def aggregate(own: Prototypes, received: Mapping[PeerId, Prototypes], w: Tensor,
     if total == 0.0:  # all neighbors with a positive weight are missing
         return own.values
     bodies = {j: own if j == me else received[j] for j in sorted([*neighbors, me])}
+    rows = ((k, j, body.values[k], float(w[j])) for j, body in bodies.items() for k in body.classes)
     if not aggregation.is_mean:
-        rows = ((k, j, body.values[k], float(w[j])) for j, body in bodies.items() for k in body.classes)
         return aggregation.combine_rows(Prototypes, rows, own.values.clone())
+    aggregation.measure_rows(Prototypes, rows)
     averaged = torch.zeros_like(own.values)
     seen = torch.zeros(len(averaged), dtype=torch.bool, device=averaged.device)
     for j, body in bodies.items():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from p2pfl import PeerId, config_hash, rng
+from p2pfl import PeerId, config_hash
 from p2pfl.adversaries import Adversary
 from p2pfl.aggregation import Rule
 from p2pfl.algorithms import ALGORITHMS
@@ -27,6 +26,7 @@ from p2pfl.plugins.loading import activate
 from p2pfl.plugins.sources import Plugin, copy
 from p2pfl.run_file.schema import Named, RunFile
 from p2pfl.run_file.yaml_source import to_text
+from p2pfl.run_folder.attackers import drawn
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,7 @@ class Run:
 
     def attackers(self, number: int) -> frozenset[PeerId]:
         """Return the peers of an entry of ``adversaries``."""
-        peers = self.file.adversaries[number].peers
-        if not isinstance(peers, dict):
-            return frozenset(peers)
-        count = max(1, math.floor(peers["fraction"] * self.peers + 1e-9))  # 0.29 * 100 is 28.999…
-        drawn = rng.shared(self.seed, "adversaries", number).permutation(self.peers)
-        return frozenset(map(int, drawn[:count]))
+        return drawn(self.file.adversaries[number].peers, number, self.peers, self.seed)
 
     def activate(self) -> None:
         """Put the names of this run's plug-ins into the tables; another one may have been loaded since."""

@@ -345,6 +345,19 @@ class RunFolder:
         return self.root / "run.yaml"
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The run file as plain, unchecked values. Raises RunFolderError."""
+        import yaml  # takes a while, and most readers of run folders do not need it
+
+        try:
+            plain = yaml.safe_load(self.run_file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            raise RunFolderError(f"{self.run_file}: cannot be read: {error}") from None
+        if not isinstance(plain, dict):
+            raise RunFolderError(f"{self.run_file}: not a YAML mapping")
+        return plain
+
+    @property
     def addresses(self) -> Path:
         return self.root / "addresses"
 

@@ -83,8 +83,16 @@ class Record:
         found = ((peer_id(peer), number(weight)) for peer, weight in given.items())
         return {peer: weight for peer, weight in found if peer is not None and weight is not None}
 
+    def combined(self) -> Iterator[tuple[str, PeerId, float | None, float]]:
+        """Yield kind, neighbor, relative distance and taken fraction of what the peer has combined with its own."""
+        for kind, by_peer in mapping(self.plain.get("combined")).items():
+            for neighbor, values in mapping(by_peer).items():
+                peer = peer_id(neighbor)
+                if peer is not None and isinstance(values, list) and len(values) == 2:
+                    yield str(kind), peer, number(values[0]), number(values[1]) or 0.0
+
     def row(self) -> dict[str, Any]:
-        """Flatten the record to a row of a table, without weights: ``{"loss": {"ce": 1}}`` to ``{"loss.ce": 1}``."""
+        """Flatten the record to a row of a table, without matrices: ``{"loss": {"ce": 1}}`` to ``{"loss.ce": 1}``."""
         found: dict[str, Any] = {}
         for key, value in self.plain.items():
             if key in ("sent", "received"):
@@ -93,7 +101,7 @@ class Record:
                 found[f"{key}.bytes"] = sum(count[1] + count[2] for count in counts)
             elif key == "missing":
                 found[key] = len(self.missing)
-            elif key != "weights":
+            elif key not in ("weights", "combined"):
                 found.update(_flat("" if key == "personal" else key, value))
         return found
 
@@ -101,6 +109,13 @@ class Record:
         """Return the finite numbers of the row besides peer and round."""
         row = self.row().items()
         return {name: value for name, value in row if name not in ("peer", "t") and number(value) is not None}
+
+
+def rows(found: Iterable[Record], attacks: Mapping[PeerId, str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of records: if peers attack, each with its peer's ``attack``, "" of an honest one."""
+    for record in found:
+        row = record.row()
+        yield {"peer": row.pop("peer"), "attack": attacks.get(record.peer, ""), **row} if attacks else row
 
 
 def parse(found: Iterable[dict[str, Any]]) -> Iterator[Record]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.adversaries.base import Poisoning
+from p2pfl.aggregation import Mean
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.context import Context
 from p2pfl.algorithms.shared_model import SharedModel, shared_parameters, shares_statistics
@@ -300,6 +301,7 @@ def _make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, s
         build_named=build_named,
         rounds=run.rounds,
         aggregation=run.aggregation,
+        measures_distances=bool(run.attacks) or type(run.aggregation) is not Mean,
         gradient=run.gradient,
     )
     try:

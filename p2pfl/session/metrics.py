@@ -10,6 +10,10 @@
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
      "sources": 19, "receivers": 19,                    peers received from and sent to in this round; receivers are
                                                         null if they can stop receiving and nothing was sent to them
+     "combined": {"Parameters": {"3": [0.4, 1.0]}},     if peers attack, or the run has a rule of aggregation, by kind
+                                                        and neighbor: its distance from this peer's own, relative to
+                                                        the norm of that, and the fraction that the rule has taken, 0
+                                                        if it has left it out (p2pfl/aggregation/distances.py)
      "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
      "personal": {"accuracy", "loss", "correct", "samples",      local test split, when evaluated, as masked_test asks
                   "masked_accuracy",                    only scores of the peer's local classes count
@@ -63,6 +67,7 @@ class RoundRecord:
     missing: dict[str, list[PeerId]]
     sources: int
     receivers: int | None
+    combined: Mapping[str, Mapping[PeerId, tuple[float, float]]] = field(default_factory=dict)
     weights: Mapping[PeerId, float] | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
     diagnostics: Mapping[str, float] = field(default_factory=dict)
@@ -70,6 +75,10 @@ class RoundRecord:
 
     def to_json(self) -> str:
         measured = {name: number(value, 6) for name, value in self.evaluations.metrics.items()}
+        combined = {
+            kind: {j: [number(value, 6) for value in values] for j, values in by_peer.items()}
+            for kind, by_peer in self.combined.items()
+        }
         record = {
             "peer": self.peer,
             "t": self.t,
@@ -82,6 +91,7 @@ class RoundRecord:
             "missing": self.missing,
             "sources": self.sources,
             "receivers": self.receivers,
+            **({"combined": combined} if combined else {}),
             "weights": self.weights,
             "personal": plain(self.evaluations.personal),
             **({"metrics": measured} if measured else {}),

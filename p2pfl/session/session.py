@@ -276,6 +276,7 @@ class Session:
             missing=self.endpoint.missing,
             sources=sources,
             receivers=receivers,
+            combined=self.algorithm.aggregation.measured(),
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),

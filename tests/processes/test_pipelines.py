@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from p2pfl.run_file.load import load
+from p2pfl.run_folder import records
 from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.new_run import create
 from p2pfl.simulation.simulate import simulate
 from tests.fast_python.fixture import FastPython
 from tests.guide_pages import files
@@ -42,7 +44,14 @@ def test_peers_that_are_killed_end_with_the_bits_of_simulate(
     folder = RunFolder(tmp_path / "run")
     assert [len(list(folder.peer(peer).injected())) for peer in range(4)] == [0, 1, 0, 1]
     found = [folder.peer(peer).result() for peer in range(4)]
-    expected = simulate(load(tmp_path / "mine.yaml"))
+    run = load(tmp_path / "mine.yaml")
+    simulated = create(run, tmp_path / "simulated")
+    expected = simulate(run, simulated)
     assert [(r.digest, r.sent, r.received, r.missing) for r in found if r is not None] == [
         (r.digest, r.sent, r.received, 0) for r in expected
     ]
+    distances = [
+        [(one.peer, one.t, one.plain.get("combined")) for one in records.read(of)] for of in (folder, simulated)
+    ]
+    assert distances[0] == distances[1]
+    assert all(combined for _, _, combined in distances[0]) == ("adversaries" in settings)

@@ -21,6 +21,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder import files
 from p2pfl.run_folder.folder import Result
 from p2pfl.session import checkpoint, compute_slot, cost, metrics, reporting, saving, session
+from peers import link_context
 from tests.simulation import disk as disks
 from tests.simulation.algorithm import DigestAlgorithm
 from tests.simulation.mesh import Mesh
@@ -86,7 +87,8 @@ def _simulated() -> Iterator[None]:
             (reporting, "STATUS_EVERY", FOREVER),
             (edge, "BY_VALUE", 0),
             (edge, "CHUNK", 8),
-            (schema, "MAX_HEADER", 256),  # so that windows close
+            (schema, "MAX_HEADER", 256),  # so that windows close, as does the next line
+            (link_context, "MIN_BUDGET", 0),
             (checkpoint, "NewFile", disks.NewFile),
             (checkpoint, "TemporaryFile", lambda **options: TemporaryFile()),  # noqa: SIM115
             (files, "NewFile", disks.NewFile),

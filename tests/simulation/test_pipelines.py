@@ -11,6 +11,7 @@ import pytest
 from p2pfl.errors import PluginError, RunFileError
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder import records
 from p2pfl.simulation.machine import Machine
 from p2pfl.simulation.simulate import simulate
 from p2pfl.simulation.virtual import run_virtually
@@ -93,6 +94,26 @@ def test_an_attacker_sees_what_others_have_packed(make: Make) -> None:
 
     assert sent_copy(codec={"name": "none"}) == sent_copy()
     assert sent_copy(codec="levels") != sent_copy()
+
+
+def test_records_hold_the_distances_of_neighbors_also_after_a_stop(make: Make, prepare: Any, tmp_path: Path) -> None:
+    def found(run: Run, name: str, stop: int = 0) -> list[tuple[int, int, str, int, float | None, float]]:
+        folder = prepare(tmp_path / name, run)
+        if stop:
+            stop_all_after(run, folder, stop)
+        simulate(run, folder)
+        return [(one.peer, one.t, *each) for one in records.read(folder) for each in one.combined()]
+
+    adversaries = [{"peers": [1], "name": "two-faced", "noise": 5.0}]
+    run = make("dpsgd, epochs", adversaries=adversaries, rounds=3, aggregation=["norm-clip"])
+    distances = found(run, "whole")
+    assert distances == found(run, "stopped", stop=2)
+    attacks = {(peer, t): (apart, taken) for peer, t, _, j, apart, taken in distances if j == 1}
+    assert attacks.keys() == {(peer, t) for peer in run.topology.neighbors[1] for t in range(3)}
+    for (peer, _), (apart, taken) in attacks.items():  # of two faces, the odd peers see the false one
+        assert apart is not None
+        assert (apart > 10, taken < 0.1) == ((True, True) if peer % 2 else (False, False))
+    assert not found(make("dpsgd, epochs", rounds=2), "without")
 
 
 def test_several_processes_end_with_the_same_bits(make: Make, prepare: Any, tmp_path: Path) -> None:

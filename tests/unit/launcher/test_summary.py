@@ -14,7 +14,8 @@ from rich.console import Console
 
 from launcher.comparison.groups import ComparedRun
 from launcher.comparison.lines import lines
-from launcher.facts.summary import Collaboration, Spread, Summary, summarize
+from launcher.facts.spreads import Spread
+from launcher.facts.summary import Collaboration, Summary, summarize
 from launcher.formatting.heat_map import draw
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
 from p2pfl.messaging.topology import Topology
