@@ -116,6 +116,13 @@ def test_bytes_are_predicted_with_the_classes_of_poisoned_samples() -> None:
     assert sent != [result.sent for result in simulate(make("fedproto, some take part"))]
 
 
+def test_several_processes_end_with_the_same_bits(prepare: Any, tmp_path: Path) -> None:
+    run = make("dpsgd, el-local", {"peers": [1, 2], "name": "min-max"}, {"peers": [4], "name": "backdoor"})
+    folder = prepare(tmp_path / "run", run)
+    found = [(r.phase, r.digest, r.sent, r.received, r.missing) for r in simulate(run, folder, jobs=2)]
+    assert found == outcome(run)
+
+
 def test_the_same_peers_without_an_attack_send_what_they_would() -> None:
     for name in ("mapl+", "local"):
         assert outcome(make(name, {"peers": [0], "name": "none"})) == outcome(make(name))
