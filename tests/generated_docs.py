@@ -53,7 +53,7 @@ def algorithms() -> str:
 
 
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
-EXAMPLES: dict[str, dict[str, Any]] = {"centered-clipping": {"radius": 1.0}}
+EXAMPLES: dict[str, dict[str, Any]] = {"centered-clipping": {"radius": 1.0}, "clip": {"radius": 1.0}}
 """Values of required parameters, which do not matter here."""
 
 

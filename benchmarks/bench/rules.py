@@ -29,7 +29,7 @@ RULES: list[Any] = [
     *("median", "trimmed-mean"),
     *("krum", "geometric-median", "mda", "smea", "caf"),
     *("monna", {"name": "centered-clipping", "radius": 1.0}, "self-centered-clipping"),
-    *({"name": "norm-clip", "factor": 0.5}, "arc"),
+    *({"name": "norm-clip", "factor": 0.5}, "arc", {"name": "clip", "radius": 0.5}),
     *("balance", "ubar"),
     ["nnm", "trimmed-mean"],
     ["norm-clip", "nnm", "trimmed-mean"],

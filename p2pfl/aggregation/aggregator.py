@@ -13,7 +13,7 @@ from p2pfl.aggregation.distances import Distances
 from p2pfl.aggregation.mean import Mean
 from p2pfl.aggregation.rule import Contributions, Rule
 from p2pfl.messaging.schema import Body
-from p2pfl.tensors import Tensors, equal, fractions, has_diverged
+from p2pfl.tensors import Tensors, clone, equal, fractions, has_diverged
 
 
 class Aggregator:
@@ -46,7 +46,7 @@ class Aggregator:
         self.t = 0
         self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
-        """What the rule keeps, by what it combines."""
+        """What the rule keeps, by what it combines, and the last results if it needs them."""
 
     @property
     def is_mean(self) -> bool:
@@ -98,8 +98,12 @@ class Aggregator:
         if own is out and own is not None and not self.is_mean and any(map(has_diverged, own.values())):
             own = None
         key = f"{kind.kind()} {of}"
-        state = self._states.get(key, {})
-        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss)
+        state, last = self._states.get(key, {}), self._states.get(f"{key}, last")
+        if last is not None and any(last[name].shape != x.shape for name, x in next(iter(tensors.values())).items()):
+            last = None  # slices of models that differ from round to round
+        given = Contributions(
+            tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss, last
+        )
         if self.distances is not None and own is not None:
             self.distances.measure(given.kind, tensors, self.me, own)
         transformed = self.rule.transform(given)
@@ -110,6 +114,8 @@ class Aggregator:
             self.distances.note(given.kind, taken, sum(x.numel() for x in combined.values()))
         if state:
             self._states[key] = state
+        if self.rule.needs_last:
+            self._states[f"{key}, last"] = clone(combined)
         return combined
 
     def combine_rows(

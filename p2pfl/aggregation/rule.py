@@ -40,6 +40,9 @@ class Contributions:
     loss: Callable[[Tensors], float] | None = None
     """Returns the mean loss of a sender's model on one of this peer's batches, the same for all senders of a round;
     None if the method does not send whole models (``Rule.needs_loss``)."""
+    last: Tensors | None = None
+    """What this peer's last combination of the same kind returned; None in the first round, and unless the rule asks
+    for it (``Rule.needs_last``)."""
     taken: dict[PeerId, float] = field(default_factory=dict)
     """For the records, senders whose tensors are not taken as they are: the factor by which a rule clips them, or 0
     if ``combine`` leaves them out. Those that ``transform`` leaves out need not be noted. All that is made from these
@@ -64,6 +67,8 @@ class Rule(Options):
     """Whether the result depends on the weights: methods that learn weights refuse rules that ignore them."""
     needs_loss: ClassVar[bool] = False
     """Whether it calls ``given.loss``: methods that do not send whole models refuse it."""
+    needs_last: ClassVar[bool] = False
+    """Whether it reads ``given.last``, of which a copy is kept from round to round."""
 
     def tolerates(self, n: int) -> int:
         """Return the largest number of attackers among ``n`` contributions that the rule can be set to withstand.

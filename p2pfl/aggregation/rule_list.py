@@ -54,6 +54,10 @@ class RuleList(Rule):
         return any(member.needs_loss for _, member in self.members)
 
     @property
+    def needs_last(self) -> bool:  # type: ignore[override]
+        return any(member.needs_last for _, member in self.members)
+
+    @property
     def _deciding(self) -> list[Rule]:
         """The rules that decide how many attackers the list withstands: the last one, which combines. If it only
         transforms, the mean follows: then any rule that clips or selects decides, the most tolerant one."""

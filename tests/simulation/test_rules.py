@@ -18,6 +18,7 @@ CLIPPED = {"name": "centered-clipping", "radius": 1.0}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "caf": {"f": 2},
     "centered-clipping": {"radius": 1.0},
+    "clip": {"radius": 0.05},
     "geometric-median": {"nu": 0.001},
     "norm-clip": {"factor": 0.5},
     "self-centered-clipping": {"radius": 0.1},

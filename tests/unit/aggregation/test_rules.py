@@ -33,6 +33,7 @@ RULES: list[Any] = [
     {"name": "monna", "f": 2},
     {"name": "arc", "f": 2},
     "norm-clip",
+    {"name": "clip", "radius": 1.0},
     "balance",
     "ubar",
     {"name": "caf", "f": 2},
@@ -95,6 +96,7 @@ def models(n: int = 8, *, dtype: torch.dtype = torch.float32) -> dict[int, Tenso
         ("norm-clip", (0, 1, 2, 3, 90), (1 + 2 + 3 + 5) / 5),  # the median of 1, 2, 3, 90, times 2
         ({"name": "norm-clip", "factor": 1.0}, (1, 2, 4, 91), (1 + 2 + 4 + 4) / 4),
         ({"name": "arc", "f": 1}, (1, 3, -4, 90), (1 + 3 - 4 + 4) / 4),  # ⌊2/4 · 3⌋ = 1
+        ({"name": "clip", "radius": 2.0}, (1, 2, 4, 91), (1 + 2 + 3 + 3) / 4),  # in the first round, from its own
         ({"name": "self-centered-clipping", "radius": 2}, (1, 2, 4, 91), (1 + 2 + 3 + 3) / 4),
         ({"name": "self-centered-clipping", "f": 0}, (1, 2, 4, 91), 24.5),
         ({"name": "centered-clipping", "radius": 2}, (1, 2, 4, 91), 1 + (0 + 1 + 2 + 2) / 4),
@@ -364,8 +366,31 @@ def test_centered_clipping_follows_its_last_result_after_a_restart() -> None:
         assert float(found["x"]) == pytest.approx(expected)
 
 
-def test_centered_clipping_starts_anew_where_shapes_change() -> None:
-    aggregator = Aggregator(rule("centered-clipping", radius=9.0), 0, 10)
+@pytest.mark.parametrize(
+    ("section", "of_updates"),
+    [
+        ({"name": "clip", "radius": 2.0}, (1 + 2 + 2 - 2) / 4),
+        ([{"name": "clip", "radius": 2.0}, "median"], (1 + 2) / 2),
+        ({"name": "arc", "f": 1}, (1 + 3 + 4 - 4) / 4),  # ⌊2/4 · 3⌋ = 1
+    ],
+)
+def test_updates_since_the_last_result_are_clipped(section: Any, of_updates: float) -> None:
+    aggregator = Aggregator(rule(section), 0, 10)
+    v = float(aggregator.combine_tensors(Prototypes, {j: {"x": torch.tensor([7.0])} for j in range(4)})["x"])
+    assert v == 7.0
+    for _ in range(2):
+        resumed = Aggregator(rule(section), 0, 10)
+        resumed.load_state_dict(clone_state(aggregator.state_dict()))
+        bodies = {j: {"x": torch.tensor([v + update])} for j, update in enumerate((1.0, 3.0, 4.0, -9.0))}
+        found = aggregator.combine_tensors(Prototypes, bodies)["x"]
+        assert torch.equal(resumed.combine_tensors(Prototypes, bodies)["x"], found)
+        v += of_updates
+        assert float(found) == pytest.approx(v)
+
+
+@pytest.mark.parametrize("name", ["centered-clipping", "clip"])
+def test_rules_that_follow_their_last_result_start_anew_where_shapes_change(name: str) -> None:
+    aggregator = Aggregator(rule(name, radius=9.0), 0, 10)
     for n in (2, 3, 2):
         bodies = {j: {"x": torch.full((n,), float(j))} for j in range(3)}
         assert aggregator.combine_tensors(Prototypes, bodies)["x"].tolist() == pytest.approx([1.0] * n)
