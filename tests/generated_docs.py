@@ -1,23 +1,26 @@
 """``python -m tests.generated_docs`` writes the tables of names in README and docs, from what is registered.
 
-Generated are docs/algorithms/README.md, the table in docs/rules/README.md, and in the table of keys in README.md the
-lists of names.
+Generated are docs/algorithms/README.md, the tables in docs/rules/README.md and docs/attacks/README.md, and in the
+table of keys in README.md the lists of names.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
+from p2pfl.adversaries import ADVERSARIES
 from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
-from p2pfl.options import notes
+from p2pfl.options import Options, notes
 from p2pfl.plugins import TABLES
 
 PROJECT = Path(__file__).parents[1]
 
 KINDS = {
+    "adversaries": "adversary",
     "aggregation": "aggregation",
     "algorithm": "algorithm",
     "algorithm.loss": "loss",
@@ -49,28 +52,46 @@ def algorithms() -> str:
     return HEAD + "".join(rows)
 
 
-RULES = "| rule | what it does | parameters | bears | weights |\n|---|---|---|---:|---|\n"
-BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 EXAMPLES: dict[str, dict[str, Any]] = {"centered-clipping": {"radius": 1.0}, "clip": {"radius": 1.0}}
 """Values of required parameters, which do not matter here."""
 
 
-def rules(text: str) -> str:
-    """Return docs/rules/README.md with a row for each rule in its table."""
-    rows = []
+def rules() -> str:
+    """Return the table in docs/rules/README.md: a row for each rule."""
+    table = "| rule | what it does | parameters | bears | weights |\n|---|---|---|---:|---|\n"
     for name, rule in AGGREGATIONS.items():
-        if name == "list":
-            continue
-        summary = (rule.__doc__ or "").strip().partition("\n\n")[0].replace("\n    ", " ")
-        parameters = [
-            f"`{note.name}`" if note.default == "(required)" else f"`{note.name}: {note.default}`"
-            for note in notes(rule)
-        ]
-        bears = rule.parse(EXAMPLES.get(name, {})).tolerates(10)
-        used = "yes" if rule.weighted else "no"
-        rows.append(f"| [{name}]({name}.md) | {summary} | {', '.join(parameters) or '—'} | {bears} | {used} |\n")
+        if name != "list":
+            bears = rule.parse(EXAMPLES.get(name, {})).tolerates(10)
+            used = "yes" if rule.weighted else "no"
+            table += f"| [{name}]({name}.md) | {summary(rule)} | {parameters(rule)} | {bears} | {used} |\n"
+    return table
+
+
+def attacks() -> str:
+    """Return the table in docs/attacks/README.md: a row for each attack."""
+    table = "| attack | what it does | parameters |\n|---|---|---|\n"
+    for name, attack in ADVERSARIES.items():
+        table += f"| [{name}]({name}.md) | {summary(attack)} | {parameters(attack)} |\n"
+    return table
+
+
+def summary(options: type[Options]) -> str:
+    """Return the first paragraph of a docstring, in one line."""
+    return " ".join(inspect.cleandoc(options.__doc__ or "").partition("\n\n")[0].split())
+
+
+def parameters(options: type[Options]) -> str:
+    """Return the parameters with their defaults, as in a run file."""
+    required = "(required)"
+    found = [f"`{n.name}`" if n.default == required else f"`{n.name}: {n.default}`" for n in notes(options)]
+    return ", ".join(found) or "—"
+
+
+def with_table(text: str, table: str) -> str:
+    """Return a page with another table between its marks."""
     before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + "\n" + RULES + "".join(rows) + "\n" + END + rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
 def readme(text: str) -> str:
@@ -84,11 +105,17 @@ def readme(text: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return what the generated pages should contain."""
-    page, table = PROJECT / "README.md", PROJECT / "docs" / "rules" / "README.md"
+    docs = PROJECT / "docs"
+    page, rules_page, attacks_page = (
+        PROJECT / "README.md",
+        docs / "rules" / "README.md",
+        docs / "attacks" / "README.md",
+    )
     return {
         page: readme(page.read_text(encoding="utf-8")),
-        table: rules(table.read_text(encoding="utf-8")),
-        PROJECT / "docs" / "algorithms" / "README.md": algorithms(),
+        rules_page: with_table(rules_page.read_text(encoding="utf-8"), rules()),
+        attacks_page: with_table(attacks_page.read_text(encoding="utf-8"), attacks()),
+        docs / "algorithms" / "README.md": algorithms(),
     }
 
 

@@ -89,6 +89,9 @@ def batch_sizes(samples: int, size: int, *, drop_last: bool = False) -> Sequence
 class PeerData:
     """One peer's samples as network input.
 
+    Attributes:
+        train, validation, test: the samples; poisoned ones may take the place of ``train``.
+
     Args:
         dataset: the whole dataset; all peers of a host map the same files.
         subset: the indices of this peer's samples.
@@ -105,7 +108,7 @@ class PeerData:
         self.augment = augment
         train_images: Split | Pool = dataset.pool if subset.merged else dataset.train
         test_images: Split | Pool = dataset.pool if subset.merged else dataset.test
-        self.train = Samples(train_images, subset.train)
+        self.train = self._loaded = Samples(train_images, subset.train)
         self.validation = Samples(train_images, subset.validation)
         self.test = Samples(test_images, subset.test)
         self._official_test = dataset.test
@@ -125,8 +128,9 @@ class PeerData:
         return tuple(int(label) for label in np.unique(self.train.labels))
 
     def scored_classes(self, samples: Samples) -> np.ndarray:
-        """Classes whose scores count in a masked evaluation of ``samples``, int64, ascending."""
-        return np.union1d(np.array(self.local_classes, np.int64), samples.labels)
+        """Classes whose scores count in a masked evaluation of ``samples``, int64, ascending; poison adds none."""
+        own = self.local_classes if self.train is self._loaded else np.unique(self._loaded.labels)
+        return np.union1d(np.array(own, np.int64), samples.labels)
 
     @cached_property
     def tested_on(self) -> TestedOn:

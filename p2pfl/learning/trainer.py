@@ -37,6 +37,7 @@ class Trainer:
         captured: makes gradients from CUDA graphs; None: none are used.
         outcomes: counts of what was kept, and of what was skipped because it had diverged.
         training_seconds: time spent in ``train``.
+        before_training: called when ``train`` begins; if it returns False, nothing is trained.
         after_batch: called after each batch; may raise to stop training.
         loss_name: the loss on the labels, of the table LOSSES.
         drop_last: whether epochs leave out a last batch that is smaller than the others.
@@ -62,6 +63,7 @@ class Trainer:
         self.outcomes = Outcomes()
         self._starts: dict[tuple[nn.Module, str], InitialValues] = {}
         self.training_seconds = 0.0
+        self.before_training: Callable[[], bool] = lambda: True
         self.after_batch: Callable[[], None] = lambda: None
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -92,6 +94,8 @@ class Trainer:
             step: processes a batch of inputs and labels; default ``self.step``. For algorithms that train in phases.
             order: name of the stream that shuffles the samples.
         """
+        if not self.before_training():
+            return
         began = perf_counter()
         with self.training():
             for images, labels in self._batches(epochs, steps, batch, self.streams.numpy(order)):
@@ -156,6 +160,10 @@ class Trainer:
             if (entry := diverged_entry(found[suspect], start)) is not None:
                 return f"{where} holds {entry:.3g}"
         return ""
+
+    def module_tensors(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers of all modules among the attributes by name, without a copy."""
+        return {where: tensor.detach() for _, _, tensor, _, where in self._places()}
 
     def _places(self) -> Iterator[tuple[nn.Module, str, Tensor, bool, str]]:
         """Return each parameter and buffer: owner, name there, tensor, whether it is a buffer, name for people."""

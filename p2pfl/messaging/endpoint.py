@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -210,6 +210,16 @@ class Endpoint:
         place = self.neighborhood
         reached = place.joined(self.t) if place.rounds is None else place.topology_at(self.t).receivers[self.me]
         return {neighbor for neighbor in reached if self._directions.receives(neighbor, self.t)}
+
+    async def see_first(self, kind: str, senders: Collection[PeerId], deadline_factor: float = 1.0) -> None:
+        """Let the pipeline see bodies of ``senders``, which do not wait for this peer's, before it sends its own."""
+        if self._pipeline is None or not await self.receivers():
+            return
+        if awaited := sorted(self._pipeline.awaits(kind, senders, self.t)):
+            await self._wait(kind, awaited, self.t, deadline_factor)
+            found = (self.mailbox.peek((self.t, kind, sender)) for sender in awaited)
+            restored = map(self._pipeline.incoming, filter(None, found))
+            self._pipeline.see(kind, {message.sender: message.body for message in restored if message.finite})
 
     async def send(
         self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False

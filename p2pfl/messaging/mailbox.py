@@ -92,6 +92,11 @@ class Mailbox:
         """Return whether a message has arrived. Any entry of its round or a later one implies Begin."""
         return key in self._queues or (key[1] == Begin.kind() and self.sender_round(key[2]) >= key[0])
 
+    def peek(self, key: Key) -> Message | None:
+        """Return the oldest message under ``key``, or None, and leave it there."""
+        queue = self._queues.get(key)
+        return queue[0] if queue else None
+
     def take(self, key: Key) -> Message | None:
         """Remove and return the oldest message under ``key``, or None."""
         queue = self._queues.get(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -61,6 +61,8 @@ class Messenger(Protocol):
     def expected_receivers(self) -> set[PeerId]: ...
 
     async def receivers(self) -> set[PeerId]: ...
+
+    async def see_first(self, kind: str, senders: Collection[PeerId], deadline_factor: float = 1.0) -> None: ...
 
     async def send(
         self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
@@ -217,10 +219,12 @@ class Net:
     async def publish(self, body: B) -> B:
         """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.
 
-        They may be modified; that modifies neither ``body`` nor the journal.
+        They may be modified; that modifies neither ``body`` nor the journal. All peers publish at the same point of
+        the round, before they gather what the others publish.
 
         Raises Unexpected, and sends nothing, if this peer accepts bodies of this kind, but not this one.
         """
+        await self._endpoint.see_first(body.kind(), self.sources)
         stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True, checked=True)
         if stored is None:
             return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
@@ -285,9 +289,10 @@ class Net:
             {source: body}, as ``gather`` does.
         """
         senders = among if among is None or isinstance(among, Participants) else set(among)
+        of = [j for j in self.sources if senders is None or j in senders]
         if senders is None or self.me in senders:
+            await self._endpoint.see_first(body.kind(), of, deadline_factor)
             await self.broadcast(body)
-        of = None if senders is None else [j for j in self.sources if j in senders]
         return await self.gather(type(body), of, deadline_factor)
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:

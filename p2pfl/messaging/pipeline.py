@@ -13,11 +13,13 @@ Rules:
    checkpoint at the end of a round must not hold the effect of later messages, which come again after a crash. Those
    that no round has taken leave at the end of their round, before its checkpoint.
 5. The partial sums of an allreduce pass unchanged.
+6. A pipeline may ask to see what other peers send at the same point of the round before it says what this one sends.
+   Such messages stay in the mailbox for the method. Peers that wait so do not wait for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from p2pfl import PeerId
@@ -31,6 +33,17 @@ class Pipeline:
     def layouts(self, layout: Layout) -> Sequence[Layout]:
         """Return what is accepted on the wire for bodies with this layout: the layout too, because of rule 5."""
         return [layout]
+
+    def awaits(self, kind: str, senders: Collection[PeerId], t: int) -> Collection[PeerId]:
+        """Return which of some peers' bodies this pipeline sees before this peer sends one of their kind, by rule 6.
+
+        Args:
+            senders: the peers that send one to this peer at the same point of the round, whatever it sends.
+        """
+        return ()
+
+    def see(self, kind: str, bodies: Mapping[PeerId, Body]) -> None:
+        """Note what ``awaits`` has asked for, as far as it arrived, ascending; ``outgoing`` for that kind follows."""
 
     def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
         """Yield what is sent in place of ``body``, and to whom; each is encoded and stored once."""
@@ -68,6 +81,13 @@ class Chain(Pipeline):
         for part in self.parts:
             found = [accepted for each in found for accepted in part.layouts(each)]
         return found
+
+    def awaits(self, kind: str, senders: Collection[PeerId], t: int) -> Collection[PeerId]:
+        return {sender for part in self.parts for sender in part.awaits(kind, senders, t)}
+
+    def see(self, kind: str, bodies: Mapping[PeerId, Body]) -> None:
+        for part in self.parts:
+            part.see(kind, bodies)
 
     def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
         bodies = [(to, body)]

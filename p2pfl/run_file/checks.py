@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
 from p2pfl import PeerId, public_keys
+from p2pfl.adversaries.base import Adversary, Poisoning
 from p2pfl.aggregation import Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.graphs import Graph, Schedule, TimeVaryingGraph
@@ -55,7 +56,17 @@ def check_loss(name: str, method: type[Algorithm[Any]], hyper: Options) -> Itera
 
 
 def combines(method: type[Algorithm[Any]]) -> bool:
-    """Return whether a method uses the run's aggregation rule: its code, or the code of a base class, names it."""
+    """Return whether a method uses the run's aggregation rule: its code names it."""
+    return bool(_named_by(method) & {"aggregation"})
+
+
+def exchanges(method: type[Algorithm[Any]]) -> bool:
+    """Return whether all peers send at the same point of a round: the code of the method names such a verb."""
+    return bool(_named_by(method) & {"exchange", "exchange_including_own", "publish"})
+
+
+def _named_by(method: type[Algorithm[Any]]) -> set[str]:
+    """Return the global names and the attributes in the code of a method, and of its base classes."""
 
     def names(code: CodeType) -> Iterator[str]:
         yield from code.co_names
@@ -65,7 +76,7 @@ def combines(method: type[Algorithm[Any]]) -> bool:
 
     bases = method.__mro__[: method.__mro__.index(Algorithm)]
     functions = (value for base in bases for value in vars(base).values() if isinstance(value, FunctionType))
-    return any("aggregation" in names(function.__code__) for function in functions)
+    return {name for function in functions for name in names(function.__code__)}
 
 
 def check_rules(
@@ -103,6 +114,31 @@ def check_rules(
             yield OptionProblem(("algorithm", "clip_norm"), text)
         if gradient is not None and type(gradient) is not GradientRule:
             yield OptionProblem(("gradient",), f"{file.gradient.name!r} {text}")
+
+
+def check_attacks(
+    file: RunFile, method: type[Algorithm[Any]] | None, rule: Rule | None, attacks: Sequence[Adversary | None]
+) -> Iterator[OptionProblem]:
+    """Attacks must have an effect; rushing ones need a point of the round where all peers send."""
+    for number, (entry, attack) in enumerate(zip(file.adversaries, attacks, strict=True)):
+        if isinstance(attack, Poisoning):  # whatever the round and the message
+            for key, given in (("from", entry.first), ("messages", entry.messages)):
+                if given:
+                    text = f"has no effect: {entry.name!r} poisons training data when they are loaded; remove it"
+                    yield OptionProblem(("adversaries", number, key), text)
+        if attack is not None and attack.uses_rule and rule is not None and rule.needs_loss:
+            text = (
+                f"{entry.name!r} cannot be tuned against {file.aggregation.name}, which measures models on the "
+                "receivers' data; remove tune: true"
+            )
+            yield OptionProblem(("adversaries", number), text)
+        if attack is not None and attack.rushing and method is not None and not exchanges(method):
+            text = (
+                f"{entry.name!r} uses what honest neighbors send at the same point of a round, but peers of "
+                f"{file.algorithm.name} send to some, in turn, or nothing; choose an attack on a peer's own "
+                "messages, e.g. sign-flip"
+            )
+            yield OptionProblem(("adversaries", number, "name"), text)
 
 
 def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:

@@ -28,7 +28,7 @@ from p2pfl.plugins import TABLES, loading, sources
 from p2pfl.plugins.loading import blaming, naming_lines
 from p2pfl.plugins.sources import Plugin
 from p2pfl.registry import Table
-from p2pfl.run_file.checks import check_degrees, check_graph, check_loss, check_rules, cross_checks
+from p2pfl.run_file.checks import check_attacks, check_degrees, check_graph, check_loss, check_rules, cross_checks
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import ALL, Models, Named, PluginEntry, RunFile, from_name
 from p2pfl.run_file.yaml_source import Source
@@ -148,6 +148,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
 
     method = ALGORITHMS[file.algorithm.name] if hyper is not None else None
     problems.extend(cross_checks(file, method))
+    problems.extend(check_attacks(file, method, rule, attacks))
     if hyper is not None and method is not None:
         problems.extend(check_loss(file.algorithm.name, method, hyper))
         problems.extend(check_rules(file, method, hyper, rule, gradient))
@@ -252,7 +253,7 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
         *(("aggregation", name) for name in _names_within(file.aggregation, "rules")),
         ("gradient", file.gradient.name),
         *(("codec", codec.name) for codec in file.codec.values()),
-        *(("adversary", attack.name) for attack in file.adversaries),
+        *(("adversary", name) for attack in file.adversaries for name in _names_within(attack, "attacks")),
         *(("graph", name) for name in _names_within(file.graph, "graphs")),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),
@@ -264,7 +265,7 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
 
 
 def _names_within(section: Named, key: str) -> Iterator[str]:
-    """The names in the section of a graph or a rule: a list has several, at ``key``."""
+    """The names in the section of a graph, a rule or an attack: one of several has them at ``key``."""
     yield section.name
     members = section.given.get(key)
     for member in members if isinstance(members, list | tuple) else ():

@@ -356,7 +356,7 @@ class RunFile(Section):
     codec: Annotated[dict[str, Named], BeforeValidator(_by_kind)] = Field(default={})
     """How tensors in messages are packed: the codec of a plug-in, or ``{kind of message: codec}``; default: none."""
     adversaries: tuple[Attack, ...] = ()
-    """Peers that attack, and how: ``[{peers: [3], name: …}]``; plug-ins define the attacks."""
+    """Peers that attack, and how: ``[{peers: [3], name: sign-flip}]``."""
     transport: Transport = Transport()
     chaos: Chaos = Chaos()
     """Injected faults."""

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId, rng
+from p2pfl.adversaries.base import Poisoning
 from p2pfl.aggregation import Mean
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.context import Context
 from p2pfl.algorithms.shared_model import SharedModel, shared_parameters, shares_statistics
-from p2pfl.data import Dataset, Subset, open_dataset
+from p2pfl.data import Dataset, Split, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import ChangedDataset, DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.evaluation import PREDICTION_BATCH
-from p2pfl.learning.peer_data import PeerData, batch_sizes
+from p2pfl.learning.peer_data import PeerData, Samples, batch_sizes
 from p2pfl.models import BACKBONES, HEADS, Group, Model, architecture, build
 from p2pfl.models.backbone import kept_random_states
 from p2pfl.models.import_path import parse
@@ -88,6 +89,12 @@ def _load_data(run: Run) -> RunData:
     except (DataError, MissingExtra) as error:
         raise run.error_at("data.dataset", DataError(blaming(type(run.loader).read, error))) from None
     _check_kind(run, dataset)
+    for number, attack in enumerate(run.attacks):
+        if isinstance(attack, Poisoning):
+            try:
+                attack.check(dataset.classes, dataset.channels, dataset.size)
+            except DataError as error:
+                raise run.error_at(f"adversaries.{number}", error) from None
     try:
         subsets = run.partition.split(dataset.labels, run.peers, run.seed)
         check_subsets(subsets, dataset.labels, run.peers)
@@ -236,6 +243,17 @@ def _check_architectures(run: Run, dataset: Dataset) -> None:
         raise run.error_at("models.features", ModelError(text))
 
 
+def poisoned(run: Run, me: PeerId, samples: Samples, classes: int) -> Samples:
+    """Return what peer ``me`` learns from in place of its training samples, if the run file poisons them."""
+    for number, attack in enumerate(run.attacks):
+        if len(samples) and isinstance(attack, Poisoning) and me in run.attackers(number):
+            inputs, labels = (tensor.numpy() for tensor in samples.take(np.arange(len(samples))))
+            draw = Streams(run.seed, me).fresh(f"poisoning {number}")
+            inputs, labels = attack.poison(inputs, labels, classes, draw)
+            samples = Samples(Split(inputs, labels), np.arange(len(labels)))
+    return samples
+
+
 def make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, streams: Streams) -> Algorithm[Any]:
     """Build peer ``me``'s model and algorithm in their state before round 0.
 
@@ -267,12 +285,14 @@ def _make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, s
             model = build_on_device(me)
         except ModelError as error:
             raise run.error_at(run.file.models.key, error) from None
+    data_of_peer = PeerData(dataset, subsets[me], augment, device)
+    data_of_peer.train = poisoned(run, me, data_of_peer.train, dataset.classes)
     context = Context(
         me=me,
         peers=run.peers,
         seed=run.seed,
         model=model,
-        data=PeerData(dataset, subsets[me], augment, device),
+        data=data_of_peer,
         streams=streams,
         device=device,
         architectures=_architectures(group, run.peers),

@@ -68,7 +68,7 @@ def inspect_models(run: Run, folder: RunFolder, data: RunData, samples: int) -> 
 
 def _inspect(algorithm: Algorithm[Any], rounds_done: int, samples: int, *, masked: bool) -> Inspection:
     data, test = algorithm.data, algorithm.data.test
-    excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *test.labels]) if masked else np.array([])
+    excluded = np.setdiff1d(np.arange(data.classes), data.scored_classes(test)) if masked else np.array([])
     predicted = [np.empty(0, np.int64)]
     features: list[npt.NDArray[np.float32]] = []
     for batch, _ in data.sweep(test):

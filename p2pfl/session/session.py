@@ -111,14 +111,15 @@ class Session:
         if run.file.gpu.cuda_graphs and runtime.device.type == "cuda" and not has_models_of_users(run):
             self.algorithm.captured = CapturedGradients(self.log)
         layouts = layouts_of(self.algorithm)
+        place = Neighborhood(me, run.topology, run.schedule, run.file.joins_at)
         self.endpoint = Endpoint(
-            Neighborhood(me, run.topology, run.schedule, run.file.joins_at),
+            place,
             run_id,
             Conversation(layouts, self.algorithm.prunes, self.algorithm.on_receive),
             runtime.wait_policy,
             self._idle,
             runtime.store,
-            make_pipeline(run, me, layouts, self.streams),
+            make_pipeline(run, place, layouts, self.streams, self.algorithm),
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()

@@ -42,7 +42,7 @@ from p2pfl.messaging.wire import Encoded, Message, Plan
 from p2pfl.models import architecture
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
-from p2pfl.session.build import RunData, load_data, make_algorithm
+from p2pfl.session.build import RunData, load_data, make_algorithm, poisoned
 from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.method_results import layouts_of
@@ -152,6 +152,7 @@ class _Kind:
     """What peers of one architecture share: a real peer's algorithm, and the headers that they have received."""
 
     def __init__(self, run: Run, me: PeerId, data: RunData, machine: Machine) -> None:
+        self.run = run
         self.algorithm = make_algorithm(run, me, data, torch.device("cpu"), Streams(run.seed, me))
         self.layouts: Sequence[Layout] = layouts_of(self.algorithm)
         tensors = (x for x in self.algorithm.model.state_dict().values() if isinstance(x, torch.Tensor))
@@ -166,7 +167,7 @@ class _Kind:
         algorithm.me, algorithm.data = me, copy.copy(algorithm.data)
         images = dataset.pool if subset.merged else dataset.train
         vars(algorithm.data).pop("local_classes", None)
-        algorithm.data.train = Samples(images, subset.train)
+        algorithm.data.train = poisoned(self.run, me, Samples(images, subset.train), dataset.classes)
         return algorithm
 
     def body(self, plan: Plan) -> Body:
@@ -252,14 +253,15 @@ class _Peer(Link):
         self.tests = len(subsets[me].test) + (len(dataset.test) if run.file.global_test else 0)
         factors = {straggler.peer: straggler.factor for straggler in run.file.chaos.straggler}
         self.factor = factors.get(me, 1.0) * machine.slow.get(me, 1.0)
+        place = Neighborhood(me, run.topology, run.schedule, run.file.joins_at)
         self.endpoint = _Endpoint(
-            Neighborhood(me, run.topology, run.schedule, run.file.joins_at),
+            place,
             "0" * 16,
             Conversation(kind.layouts, self.algorithm.prunes),
             run.file.transport.wait_policy,
             self._idle,
             _NoBodies(),
-            make_pipeline(run, me, kind.layouts, Streams(run.seed, me)),
+            make_pipeline(run, place, kind.layouts, Streams(run.seed, me)),
         )
         self.endpoint.kind = kind
         self.endpoint.link = self

@@ -87,6 +87,15 @@ def test_what_an_attack_remembers_is_part_of_the_checkpoint(make: Make, prepare:
     assert expected != outcome(simulate(make("dpsgd, epochs", codec="levels", rounds=4)))
 
 
+def test_an_attacker_sees_what_others_have_packed(make: Make) -> None:
+    def sent_copy(**changes: Any) -> list[str]:
+        attacks = [{"peers": [3], "name": "mimic"}]
+        return [result.digest for result in simulate(make("dpsgd, epochs", rounds=2, adversaries=attacks, **changes))]
+
+    assert sent_copy(codec={"name": "none"}) == sent_copy()
+    assert sent_copy(codec="levels") != sent_copy()
+
+
 def test_records_hold_the_distances_of_neighbors_also_after_a_stop(make: Make, prepare: Any, tmp_path: Path) -> None:
     def found(run: Run, name: str, stop: int = 0) -> list[tuple[int, int, str, int, float | None, float]]:
         folder = prepare(tmp_path / name, run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,9 @@ class ScriptedEndpoint:
 
     async def receivers(self) -> set[int]:
         return self.expected_receivers
+
+    async def see_first(self, kind: str, senders: Collection[int], deadline_factor: float = 1.0) -> None:
+        pass
 
     async def send(
         self, to: Iterable[int], body: Any, count: int | None = None, *, stored: bool = False, checked: bool = False

@@ -13,7 +13,7 @@ from typing import get_type_hints
 import pytest
 
 from p2pfl import errors
-from p2pfl.adversaries import ADVERSARIES
+from p2pfl.adversaries import ADVERSARIES, Adversary
 from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
@@ -69,20 +69,30 @@ def test_algorithm_has_a_page(name: str) -> None:
     assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
 
 
-# ---- rules of aggregation ----------------------------------------------------------------------------------
+# ---- rules of aggregation, and attacks ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(AGGREGATIONS))
-def test_rule_has_a_page_that_lists_its_parameters_with_their_defaults(name: str) -> None:
-    page = (REPOSITORY / "docs" / "rules" / f"{name}.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("folder", "name", "options"),
+    [
+        *(("rules", name, rule) for name, rule in AGGREGATIONS.items() if name != "list"),
+        *(("attacks", name, attack) for name, attack in ADVERSARIES.items()),
+    ],
+)
+def test_rule_or_attack_has_a_page_that_lists_its_parameters_with_their_defaults(
+    folder: str, name: str, options: type[Options]
+) -> None:
+    page = (REPOSITORY / "docs" / folder / f"{name}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# {name}\n")
-    for note in notes(AGGREGATIONS[name]) if name != "list" else ():
-        default = (
-            ""
-            if note.default == "(required)"
-            else f": {note.default if isinstance(note.default, str) else format(note.default, 'g')}"
-        )
-        assert f"`{note.name}{default}`" in page
+    for note in notes(options):
+        shown = f"{note.name}" if note.default == "(required)" else f"{note.name}: {_as_yaml(note.default)}"
+        assert f"`{shown}`" in page
+
+
+def _as_yaml(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return format(value, "g") if isinstance(value, float) else str(value)
 
 
 # ---- what the decorators check of plug-ins -----------------------------------------------------------------
@@ -96,7 +106,13 @@ def test_built_in_algorithms_pass_the_checks_of_plugins(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("table", "base"),
-    [(GRAPHS, Graph), (DATASETS, Loader), (PARTITIONS, Partition), (AUGMENTATIONS, Augmentation)],
+    [
+        (GRAPHS, Graph),
+        (DATASETS, Loader),
+        (PARTITIONS, Partition),
+        (AUGMENTATIONS, Augmentation),
+        (ADVERSARIES, Adversary),
+    ],
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_built_in_options_pass_the_checks_of_plugins(table: Table[type[Options]], base: type[Options]) -> None:
