@@ -17,7 +17,8 @@ from p2pfl.session.build import load_data, make_algorithm
 pytestmark = pytest.mark.exhaustive
 
 PROJECT = Path(__file__).parents[3]
-FILES = sorted(file for folder in (".", "chaos") for file in (PROJECT / "topologies" / folder).glob("*.yaml"))
+FOLDERS = (".", "chaos", "hostile")
+FILES = sorted(file for folder in FOLDERS for file in (PROJECT / "topologies" / folder).glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True, scope="module")
