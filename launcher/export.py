@@ -20,9 +20,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 from launcher.facts.sweep_folder import is_sweep
+from p2pfl.attackers import attacks
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.run_folder import records
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.records import Record

@@ -32,6 +32,7 @@ import numpy.typing as npt
 import torch
 
 from p2pfl import PeerId
+from p2pfl.attackers import attacks
 from p2pfl.data import Dataset, Subset
 from p2pfl.data.cache_folder import data_root
 from p2pfl.errors import Diverged, MissingExtra, ModelWarning, P2pflError, RunFailed, RunFolderError
@@ -40,7 +41,6 @@ from p2pfl.models import Model
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder import records
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import Result, RunFolder, Status, require_empty
 from p2pfl.run_folder.new_run import create, create_unique, write_run
 from p2pfl.run_folder.records import RecordFile

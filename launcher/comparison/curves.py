@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from p2pfl import PeerId
+from p2pfl.attackers import attacks
 from p2pfl.run_folder import records
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 
 

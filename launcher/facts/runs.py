@@ -10,8 +10,8 @@ from typing import Literal
 from launcher.facts.processes import NOT_COLLECTED, UNFINISHED, UNKNOWN, is_alive, outcome
 from launcher.facts.registration import find_launcher
 from launcher.facts.snapshot import Snapshot
+from p2pfl.attackers import attacks
 from p2pfl.errors import P2pflError, RunFolderError
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import is_file
 from p2pfl.run_folder.folder import RunFolder, is_run
 

@@ -16,7 +16,7 @@ from launcher.facts.host_state import HostState
 from launcher.facts.processes import find_process, is_alive, outcome
 from launcher.facts.registration import find_launcher
 from p2pfl import PeerId
-from p2pfl.run_folder.attackers import attacks
+from p2pfl.attackers import attacks
 from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder, Status
 
 WATCH_INTERVAL = 1.0

@@ -36,7 +36,7 @@ the a-th of ``collaboration.peers`` gives to the b-th, 0 if that is not its neig
 ``inside`` and ``across`` are mean weights over ordered pairs of different peers of the same group and of different
 groups; null if there is no such pair.
 
-If peers attack (p2pfl/run_folder/attackers.py), all means and what else describes several peers' results are of
+If peers attack (p2pfl/attackers.py), all means and what else describes several peers' results are of
 honest peers; only ``cost``, ``traffic`` and ``collaboration.weights`` are of all. ``attackers`` has the attack of
 each attacker, the accuracy of their models, and the mean weights that honest peers give to them and to each other.
 """
@@ -52,8 +52,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.facts.processes import RUNNING, is_alive, outcome
 from launcher.facts.spreads import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
 from p2pfl import PeerId
+from p2pfl.attackers import attacks
 from p2pfl.errors import RunFolderError, WriteError
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import read_json, write_json
 from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder, Status
 

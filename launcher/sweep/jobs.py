@@ -27,9 +27,9 @@ from launcher.facts.snapshot import Snapshot
 from launcher.facts.summary import summarize, written_summary
 from launcher.facts.sweep_folder import ELSEWHERE, SweepFolder, has_peers, peers_of
 from launcher.sweep import memory
+from p2pfl.attackers import attacks
 from p2pfl.errors import P2pflError, WriteError
 from p2pfl.file_locks import lock
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import write_errors
 
 FIRST_SAMPLE = 0.5

@@ -21,11 +21,11 @@ from launcher.tracking.follow import Means
 from launcher.tracking.processes import TRACKED
 from launcher.tracking.tracker import Tracked, Tracker
 from p2pfl import PeerId
+from p2pfl.attackers import attacks
 from p2pfl.errors import P2pflError
 from p2pfl.file_locks import lock
 from p2pfl.installed import TRACKERS, load
 from p2pfl.process_title import set_title
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.files import read_json, write_json
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.records import RecordFile

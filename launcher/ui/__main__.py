@@ -13,8 +13,8 @@ from pathlib import Path
 
 from launcher.ui.app import LiveView, Poll
 from launcher.ui.state import RunState
+from p2pfl.attackers import attacks
 from p2pfl.process_title import set_title
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import make_legible
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from launcher import formatting
 from p2pfl import PeerId
 from p2pfl.aggregation import Mean, RuleList
+from p2pfl.attackers import attacks
 from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
-from p2pfl.run_folder.attackers import attacks
 
 if TYPE_CHECKING:
     from p2pfl.graphs import Schedule

@@ -24,7 +24,7 @@ from launcher.facts.summary import Attackers
 from launcher.formatting import percent
 from launcher.formatting.console import make_table
 from p2pfl import PeerId
-from p2pfl.run_folder.attackers import attacks
+from p2pfl.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 
 

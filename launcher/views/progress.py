@@ -17,7 +17,7 @@ from rich.text import Text
 from launcher import formatting
 from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
-from p2pfl.run_folder.attackers import attacks
+from p2pfl.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder, Status
 from p2pfl.terminal import printable
 

@@ -19,9 +19,9 @@ from p2pfl.messaging.schema import Body
 class Dissensus(Rushing):
     """Send each receiver i another vector, x_i + ε Σ_j (x_i − x_j), against what its honest neighbors j do.
 
-    The sum is over the honest neighbors of i that this peer hears too. He, Karimireddy, Jaggi: "Byzantine-Robust
+    The sum is over the honest neighbors of i that send to this peer too. He, Karimireddy, Jaggi: "Byzantine-Robust
     Decentralized Learning via ClippedGossip", 2022. https://arxiv.org/abs/2202.01545. They weight the terms by
-    W_ij / Σ_a W_ia over the attackers a that i hears; with equal weights and b such attackers, that is ε = 1/b.
+    W_ij / Σ_a W_ia over the attackers a that send to i; with equal weights and b such attackers, that is ε = 1/b.
     """
 
     epsilon: PositiveFloat = 1.0
@@ -31,7 +31,7 @@ class Dissensus(Rushing):
         sources, others = attacker.place.topology_at(t).sources, attacker.others
 
         def against(i: PeerId) -> Body:
-            if i not in others:  # an attacker, or one that this peer does not hear
+            if i not in others:  # an attacker, or one that does not send to this peer
                 return body
             return self.crafted(others[i], {j: others[j] for j in sources[i] if j in others}, t, attacker)
 

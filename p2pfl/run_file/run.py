@@ -14,6 +14,7 @@ from p2pfl.adversaries import Adversary
 from p2pfl.aggregation import Rule
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.attackers import drawn
 from p2pfl.codecs import Codec
 from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import DataError, Problem, RunFileError
@@ -26,7 +27,6 @@ from p2pfl.plugins.loading import activate
 from p2pfl.plugins.sources import Plugin, copy
 from p2pfl.run_file.schema import Named, RunFile
 from p2pfl.run_file.yaml_source import to_text
-from p2pfl.run_folder.attackers import drawn
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from p2pfl.attackers import attacks
 from p2pfl.errors import RunFolderError
-from p2pfl.run_folder.attackers import attacks
 from p2pfl.run_folder.folder import RunFolder
 from tests.conftest import tree
 from tests.guide_pages import files
