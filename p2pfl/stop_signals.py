@@ -5,10 +5,15 @@ Under ``nohup``, SIGHUP stays ignored: the run should outlive its terminal.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -51,6 +56,25 @@ def handling(handler: Handler, numbers: Collection[signal.Signals] | None = None
     finally:
         for number, previous in before.items():
             signal.signal(number, nothing if hung_up and number == signal.SIGHUP else previous)
+
+
+@contextmanager
+def waking(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Have every signal wake the event loop, so that its handler runs at once. Main thread only.
+
+    Python calls a handler between two bytecodes of the main thread. If the signal arrives when the loop is just about
+    to sleep, or on another thread, the handler would otherwise wait until something else wakes the loop.
+    """
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    loop.add_reader(woken, os.read, woken, 4096)
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        loop.remove_reader(woken)
+        os.close(woken)
+        os.close(wake)
 
 
 @contextmanager

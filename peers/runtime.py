@@ -40,7 +40,7 @@ from p2pfl.session.determinism import deterministic
 from p2pfl.session.free_memory import free_heap, keep_heap
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.session import Runtime, Session, Stopped
-from p2pfl.stop_signals import handling, stop_signals
+from p2pfl.stop_signals import handling, stop_signals, waking
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
 from peers.health import Health
@@ -254,7 +254,7 @@ def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
         session.stop()
         loop.call_soon_threadsafe(interrupt)
 
-    with handling(stop):
+    with waking(loop), handling(stop):
         yield stopped
 
 

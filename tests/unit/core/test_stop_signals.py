@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from p2pfl.stop_signals import asks_to_kill, handling, interrupt_by, stop_signals
+from p2pfl.stop_signals import asks_to_kill, handling, interrupt_by, stop_signals, waking
 
 HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 
@@ -53,3 +57,42 @@ def test_nothing_replaces_what_nohup_has_set() -> None:
         assert signal.getsignal(HUP) is signal.SIG_IGN
     assert HUP not in stop_signals()
     assert signal.getsignal(HUP) is signal.SIG_IGN
+
+
+def test_a_signal_wakes_a_sleeping_event_loop_even_on_another_thread() -> None:
+    """As if it had arrived just before the loop went to sleep: in both cases, no system call is interrupted."""
+    main = threading.get_native_id()
+    sent: list[int] = []
+    rescued: list[bool] = []
+
+    async def wait_for_signal() -> None:
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(stopped.set)
+
+        def send() -> None:
+            while "poll" not in Path(f"/proc/self/task/{main}/wchan").read_text():
+                if rescued:
+                    return
+            sent.append(TERM)
+            signal.pthread_kill(threading.get_ident(), TERM)
+
+        def rescue() -> None:
+            rescued.append(True)
+            loop.call_soon_threadsafe(stopped.set)
+
+        rescuer = threading.Timer(20, rescue)
+        with waking(loop), handling(stop, {TERM}):
+            sender = threading.Thread(target=send)
+            rescuer.start()
+            loop.call_soon(sender.start)
+            await stopped.wait()
+            sender.join()
+            rescuer.cancel()
+
+    asyncio.run(wait_for_signal())
+    if not sent:
+        pytest.skip("this kernel does not say what a thread waits for")
+    assert not rescued
+    assert signal.set_wakeup_fd(-1) == -1
