@@ -138,13 +138,18 @@ class PlannedRun:
         return load_data(self._run)[0].class_names
 
     def simulate(
-        self, run_dir: str | os.PathLike[str] | None = None, on_round: Callable[[PeerId, int], None] | None = None
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        on_round: Callable[[PeerId, int], None] | None = None,
+        *,
+        clock: bool = False,
     ) -> RecordedRun:
         """Run all peers to the end in this process, on the CPU unless the run says ``device: cuda``.
 
         Args:
             run_dir: the run folder, new or empty; by default a new one in the run file's ``out``.
             on_round: called after each round with the peer and the round.
+            clock: follow a simulated clock, by the run's section ``time``; all seconds recorded are simulated.
 
         Raises:
             P2pflError: the run failed.
@@ -160,10 +165,10 @@ class PlannedRun:
 
         if has_models_of_users(self._run):
             self._checked_data()  # before there is a folder
-        folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
+        folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True, clock=clock)
         threads = torch.get_num_threads()
         try:
-            results = without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
+            results = without_event_loop(lambda: simulate(self._run, folder, after_round, clock=clock), interrupted)
         finally:
             torch.set_num_threads(threads)
         if failed := [f"peer {result.peer}: {result.error}" for result in results if result.phase == "failed"]:

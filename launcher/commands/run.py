@@ -284,6 +284,12 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
     help="Processes among which the peers are divided; as many rounds are computed at the same time.",
 )
 @click.option(
+    "--clock",
+    is_flag=True,
+    help="Follow a simulated clock: training and messages take the seconds that devices and links in the run file's "
+    "`time` need for them. All seconds recorded are simulated. Such a run cannot be resumed.",
+)
+@click.option(
     "--virtual",
     is_flag=True,
     help="Train nothing: send the messages in virtual time, and print what the run would take and which limit it "
@@ -294,10 +300,13 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
     type=click.Path(path_type=Path),
     help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/simulation/machine.py).  [this host]",
 )
-def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any) -> None:
+def simulate(
+    as_json: bool, jobs: int, ui: bool, clock: bool, virtual: bool, machine: Path | None, **request: Any
+) -> None:
     """Run FILE without sockets, in one process or a few.
 
-    On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. A GPU is used only if the run
+    On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`, unless messages miss a
+    deadline: by --clock, they do so as over sockets. A GPU is used only if the run
     file, or --set, says `device: cuda`. The run file's `chaos` is ignored: simulate a run to compare it with one that
     had faults.
     """
@@ -305,13 +314,17 @@ def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | 
     from launcher.prepare import LaunchRequest
 
     asked = LaunchRequest(**request)
+    if clock and (virtual or jobs > 1):
+        raise click.UsageError(
+            f"--clock runs all peers in one process; remove {'--virtual' if virtual else '--jobs'}"
+        )
     if virtual:
         _reject_options("--virtual", "jobs", "ui", "run_dir", "log_format", "log_levels", "log_size")
         _predict(asked, machine, as_json)
         return
     if machine is not None:
         raise click.UsageError("--machine is for --virtual")
-    _run(lambda console, watching: simulate_peers(asked, console, jobs, watching), as_json, ui)
+    _run(lambda console, watching: simulate_peers(asked, console, jobs, watching, clock=clock), as_json, ui)
 
 
 def _reject_options(given: str, *names: str) -> None:
@@ -355,7 +368,7 @@ def _run(
             folder, summary = backend(console, watched)
         show_summary(summary, console, as_json=as_json)
         console.print(_report_line(folder), soft_wrap=True)
-        if any(peer.ended == "stopped" for peer in summary.peers):
+        if any(peer.ended == "stopped" for peer in summary.peers) and not summary.clock:
             on_slurm = folder.info.get("hosts", {}).get("backend") == "slurm"
             where = ", in an allocation of Slurm," if on_slurm else ""
             echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)

@@ -15,6 +15,7 @@ import torch
 from p2pfl import PeerId
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
+from p2pfl.messaging.clock import Clock
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.directions import Begin, Directions
@@ -101,6 +102,7 @@ class Endpoint:
         """Maximum bytes of a body; set by a link that has a limit."""
         self.memo: dict[str, Tensors] | None = None
         """Results of ``Net.memoized``; set where several peers share a process."""
+        self.clock = Clock()
         self.outcomes = Outcomes()  # the algorithm's, which counts messages too, in a session
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
@@ -240,6 +242,7 @@ class Endpoint:
         """
         if not (receivers := tuple(to)):
             return None
+        await self.clock.settle()
         clock = asyncio.get_running_loop().time
         began = clock()
         copy = None
@@ -356,6 +359,7 @@ class Endpoint:
         self, kind: str, senders: Iterable[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> None:
         """Return when a message of each sender has arrived, or will not. Releases the compute slot meanwhile."""
+        await self.clock.settle()
         keys = {sender: (t, kind, sender) for sender in senders}
         if all(key in self.mailbox for key in keys.values()):
             return

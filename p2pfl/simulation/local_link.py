@@ -42,6 +42,9 @@ class LocalHub:
         endpoint.mailbox.on_block = self.check
         endpoint.memo = self.memo
 
+    def start(self) -> None:
+        """Begin to deliver, once all endpoints have joined; in the event loop."""
+
     def deliver(self, sender: PeerId, entry: JournalEntry, to: Iterable[PeerId]) -> None:
         """Have receivers decode an entry as if it came over a network, each with a body that it may modify."""
         journal = self.endpoints[sender].journal

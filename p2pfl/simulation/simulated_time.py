@@ -1,0 +1,130 @@
+"""A simulated clock, and what the run file's section ``time`` makes of it for each peer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.messaging.clock import Clock
+from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.models import architecture
+from p2pfl.models.backbone import kept_random_states
+from p2pfl.models.cost import flops
+from p2pfl.run_file.run import Run
+from p2pfl.run_file.time import Time
+from p2pfl.session.build import RunData
+from p2pfl.simulation.uptime import Uptime, uptimes
+from p2pfl.simulation.virtual_loop import VirtualLoop
+
+
+class SimulatedTime:
+    """The clock of all peers, how fast they compute, and when they are up.
+
+    Args:
+        run: the run.
+        data: returned by ``load_data``.
+    """
+
+    def __init__(self, run: Run, data: RunData) -> None:
+        self.settings = run.file.time or Time()
+        self.peers = run.peers
+        self.loop = VirtualLoop(max_turns=math.inf, stall=math.inf)
+        self.speeds = self.settings.devices.speeds(run.peers, run.seed)
+        """FLOP per second of each peer."""
+        self.uptimes = uptimes(self.settings.availability, run.peers, run.seed)
+        self.latency = self.settings.network.latencies(run.peers, run.seed)
+        """Returns the seconds from one peer to another."""
+        self._whole_test_set = run.file.global_test
+        dataset, _ = data
+        models, group = run.file.models, run.file.models.group
+        self._architectures = [architecture(group, peer) for peer in range(run.peers)]
+        with kept_random_states():
+            self._flops = {
+                name: flops(name, dataset.channels, dataset.size, dataset.classes, models.features or group.features)
+                for name in sorted(set(self._architectures))
+            }
+        """FLOP of each architecture on one sample."""
+
+    def now(self) -> float:
+        """Return the seconds since the start of the run."""
+        return self.loop.time()
+
+    def call_at(self, when: float, function: Callable[[], None]) -> None:
+        """Call a function at a moment; never if that is infinite."""
+        if when < math.inf:
+            self.loop.call_at(when, function)
+
+    def clock(self, algorithm: Algorithm[Any]) -> PeerClock:
+        """Return the clock of the peer with this algorithm."""
+        me, data = algorithm.me, algorithm.data
+        speed, each = self.speeds[me], self._flops[self._architectures[me]]
+        evaluation = 0.0
+        if self.settings.evaluation:
+            samples = len(data.test) + (len(data.global_test) if self._whole_test_set else 0)
+            evaluation = samples * each.forward / speed
+        return PeerClock(algorithm, self.loop, self.uptimes[me], each.training / speed, evaluation)
+
+
+class PeerClock(Clock):
+    """The simulated time of one peer, which passes when it computes and when it waits.
+
+    Computing is counted when it is done, and takes its time in the next ``settle``: before anything is sent, waited
+    for or recorded. So what a peer sends after training leaves after training.
+
+    Args:
+        algorithm: counts the samples that it has trained on.
+        loop: with the clock of all peers.
+        uptime: of this peer.
+        training: seconds of one sample in training.
+        evaluation: seconds of one evaluation.
+    """
+
+    simulated = True
+
+    def __init__(
+        self, algorithm: Algorithm[Any], loop: VirtualLoop, uptime: Uptime, training: float, evaluation: float
+    ) -> None:
+        self._algorithm = algorithm
+        self._loop = loop
+        self._uptime = uptime
+        self._training = training
+        self._evaluation = evaluation
+        self._counted = 0
+        """Trained samples that were counted."""
+        self._evaluations = 0
+        self._free_at = 0.0
+        """When everything counted so far is computed."""
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def evaluated(self) -> None:
+        self._evaluations += 1
+
+    async def settle(self) -> None:
+        algorithm, now = self._algorithm, self._loop.time()
+        training = (algorithm.trained_samples - self._counted) * self._training
+        algorithm.training_seconds += training
+        seconds = training + self._evaluations * self._evaluation
+        self._counted, self._evaluations = algorithm.trained_samples, 0
+        self._free_at = self._uptime.after(max(now, self._free_at), seconds)
+        if self._free_at > now:  # several tasks of a method may wait for it
+            free = self._loop.create_future()
+            timer = self._loop.call_at(self._free_at, free.set_result, None)
+            try:
+                await free
+            finally:
+                timer.cancel()
+
+
+class UptimePolicy(WaitPolicy):
+    """Counts only seconds in which the peer is up, as a process counts only those in which it is not suspended."""
+
+    def __init__(self, policy: WaitPolicy, uptime: Uptime) -> None:
+        super().__init__(policy.deadline, policy.adaptive, policy.quorum, policy.give_up)
+        self._uptime = uptime
+
+    def after(self, when: float, seconds: float) -> float:
+        return self._uptime.after(when, seconds)

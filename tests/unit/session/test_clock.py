@@ -1,0 +1,202 @@
+"""Runs on a simulated clock: the bits of other runs, seconds computed by hand, and peers that are down."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pfl.models.cost import flops
+from p2pfl.run_file.load import from_dict
+from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import Result, RunFolder
+from p2pfl.session import metrics
+from p2pfl.session.build import load_data
+from p2pfl.simulation.simulate import simulate
+from tests.conftest import tree
+from tests.golden.runs import RUNS
+
+PAIR: dict[str, Any] = {
+    "peers": 2,
+    "data": {"partition": {"name": "iid"}},
+    "algorithm": {"name": "dpsgd", "batch": 1000, "local_epochs": 1},
+    "eval_every": 100,
+}
+"""Two peers, each of which trains for one batch in each round."""
+UNEVEN: dict[str, Any] = {
+    "devices": {"lognormal": {"median": 1e8, "ratio": 20}},
+    "network": {"latency": 0.3, "bandwidth": 2e5, "interface": 3e5},
+}
+"""Speeds, links and interfaces at which the peers are far apart, and never beyond a deadline."""
+QUICK = ("dpsgd, el-local", "fedproto, some take part", "mapl, with a budget")
+
+
+def on_clock(run: Run, folder: RunFolder | None = None) -> list[Result]:
+    return simulate(run, folder, clock=True)
+
+
+def seconds_of_training(run: Run, peer: int, speed: float) -> float:
+    """Return how long one epoch takes."""
+    dataset, subsets = load_data(run)
+    each = flops("tiny-mixer", dataset.channels, dataset.size, dataset.classes)
+    assert each.training > 2 * each.forward
+    return len(subsets[peer].train) * each.training / speed
+
+
+def records(folder: RunFolder) -> list[dict[str, Any]]:
+    return [record for files in folder.peers() for record in metrics.read(files.metrics)]
+
+
+def speeds(tmp_path: Path, *values: float) -> dict[str, Any]:
+    path = tmp_path / "speeds.csv"
+    path.write_text("peer,speed\n" + "".join(f"{peer},{value}\n" for peer, value in enumerate(values)))
+    return {"file": str(path)}
+
+
+def trace(tmp_path: Path, *lines: str) -> str:
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["peer,down,up", *lines]))
+    return str(path)
+
+
+# ---- bits
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive) for name in RUNS]
+)
+def test_rounds_end_with_the_bits_of_other_simulated_runs(name: str, simulated: Callable[[str], RunFolder]) -> None:
+    run = from_dict(tree(**{**copy.deepcopy(RUNS[name]), "time": UNEVEN}))
+    expected = [files.result() for files in simulated(name).peers()]
+    assert [result.digest for result in on_clock(run)] == [result.digest for result in expected if result]
+
+
+def test_equal_runs_write_equal_records(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    changes = {"availability": {"churn": {"up": 3.0, "down": 1.0}}, **UNEVEN}
+    run = make_run(rounds=6, peers=5, graph="ring", time=changes, transport={"deadline": 2.0, "give_up": 0.7})
+    found = []
+    for name in ("one", "two"):
+        results = on_clock(run, folder := prepare(tmp_path / name, run))
+        found.append([{**record, "cost": None} for record in records(folder)])
+        found[-1] += [{"digest": result.digest, "rounds": result.rounds_done} for result in results]
+    assert found[0] == found[1]
+    assert any(record.get("missing") for record in found[0])
+
+
+# ---- seconds
+
+
+def test_training_takes_its_flop_over_the_speed_of_the_device(make_run: Any, tmp_path: Path) -> None:
+    run = make_run(rounds=2, **PAIR, time={"devices": speeds(tmp_path, 1e9, 2e8), "network": {"latency": 0.0}})
+    fast, slow = on_clock(run)
+    assert fast.seconds["training"] == pytest.approx(2 * seconds_of_training(run, 0, 1e9))
+    assert slow.seconds["training"] == pytest.approx(2 * seconds_of_training(run, 1, 2e8))
+    assert slow.seconds["waiting"] == pytest.approx(0.0, abs=1e-2)
+    assert slow.seconds["total"] == pytest.approx(slow.seconds["training"] + slow.seconds["waiting"])
+
+
+def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency(
+    make_run: Any, prepare: Any, tmp_path: Path
+) -> None:
+    run = make_run(rounds=1, **PAIR, time={"network": {"latency": 1.5, "bandwidth": 1e4}})
+    on_clock(run, folder := prepare(tmp_path / "run", run))
+    for record in records(folder):
+        (_, payload, header) = record["sent"][str(1 - record["peer"])]["Parameters"]
+        begin = 100 / 1e4  # the Begin of the round, and gaps between tensors
+        assert record["seconds"]["waiting"] == pytest.approx(1.5 + (payload + header) / 1e4, abs=begin)
+        assert record["elapsed"] == pytest.approx(
+            record["seconds"]["training"] + record["seconds"]["waiting"], abs=1e-3
+        )
+
+
+def test_evaluation_takes_time_only_if_asked(make_run: Any) -> None:
+    free, timed = (
+        on_clock(make_run(rounds=1, **PAIR, time={"evaluation": evaluation}))[0].seconds["evaluating"]
+        for evaluation in (False, True)
+    )
+    assert free == 0.0
+    assert timed > 0.0
+
+
+def test_speeds_are_drawn_with_exact_median_and_ratio(make_run: Any) -> None:
+    run = make_run(time={"devices": {"lognormal": {"median": 3e8, "ratio": 10}}})
+    drawn = sorted(run.file.time.devices.speeds(101, seed=5))
+    assert drawn[-1] / drawn[0] == pytest.approx(10)
+    assert drawn[50] == pytest.approx(3e8)
+    assert drawn != sorted(run.file.time.devices.speeds(101, seed=6))
+
+
+# ---- deadlines and absent peers
+
+
+def test_a_slow_peer_misses_the_deadline_of_the_others(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    """The fast peer waits for the deadline in each round, and the slow one never waits."""
+    time = {"devices": speeds(tmp_path, 1e9, 1e6), "network": {"latency": 0.0}}
+    run = make_run(rounds=2, **PAIR, time=time, transport={"deadline": 0.5})
+    on_clock(run, folder := prepare(tmp_path / "run", run))
+    fast, slow = ([record for record in records(folder) if record["peer"] == peer] for peer in (0, 1))
+    assert [record["missing"] for record in fast] == [{"Parameters": [1]}] * 2
+    assert [record["seconds"]["waiting"] for record in fast] == pytest.approx([0.5, 0.5])
+    assert [record["seconds"]["waiting"] for record in slow] == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_a_peer_that_is_down_is_declared_dead_and_skips_rounds_when_it_is_back(
+    make_run: Any, prepare: Any, tmp_path: Path
+) -> None:
+    run = make_run(**PAIR)
+    epoch = seconds_of_training(run, 0, 1e8)
+    away = f"1,{epoch / 2},{20.5 * epoch}"  # in the middle of its first round
+    time = {
+        "devices": {"speed": 1e8},
+        "network": {"latency": 0.0, "bandwidth": 1e12},
+        "availability": trace(tmp_path, away),
+    }
+    run = make_run(rounds=25, **PAIR, time=time, transport={"give_up": 2.5 * epoch, "deadline": 100 * epoch})
+    on_clock(run, folder := prepare(tmp_path / "run", run))
+    there, absent = ([record for record in records(folder) if record["peer"] == peer] for peer in (0, 1))
+    assert there[0]["elapsed"] == pytest.approx(3 * epoch, abs=1e-3)  # give_up after it was gone
+    assert [record["missing"] for record in there[:18]] == [{"Parameters": [1]}] * 18
+    assert absent[0]["elapsed"] == pytest.approx(21 * epoch, abs=1e-3)  # the other half of its epoch
+    assert [record["t"] for record in absent[:2]] == [0, 17]  # its neighbor was in round 18, and keeps two
+    assert not any(record["missing"] for record in (*absent[1:], *there[18:]))
+
+
+def test_the_deadline_of_a_peer_that_is_down_waits_for_it(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    """It waits for a slow neighbor with a deadline of 1 s, is down for 10 s, and then waits for the rest of the 1 s."""
+    time = {
+        "devices": speeds(tmp_path, 1e12, 1e2),
+        "network": {"latency": 0.0},
+        "availability": trace(tmp_path, "0,0.4,10.4"),
+    }
+    run = make_run(rounds=1, **PAIR, time=time, transport={"deadline": 1.0})
+    on_clock(run, folder := prepare(tmp_path / "run", run))
+    (record,) = (record for record in records(folder) if record["peer"] == 0)
+    assert record["missing"] == {"Parameters": [1]}
+    assert record["seconds"]["waiting"] == pytest.approx(11.0, abs=1e-3)
+
+
+def test_a_message_in_transit_is_sent_again_when_its_receiver_is_back(
+    make_run: Any, prepare: Any, tmp_path: Path
+) -> None:
+    time = {
+        "devices": {"speed": 1e12},
+        "network": {"latency": 1.0, "bandwidth": 1e12},
+        "availability": trace(tmp_path, "1,0.5,4.0"),
+    }
+    run = make_run(rounds=1, **PAIR, time=time, transport={"deadline": 100, "give_up": 50})
+    on_clock(run, folder := prepare(tmp_path / "run", run))
+    assert [record["elapsed"] for record in records(folder)] == pytest.approx([5.0, 5.0], abs=1e-2)
+    assert not any(record["missing"] for record in records(folder))
+
+
+@pytest.mark.parametrize(("queue", "waits"), [(1, True), (64, False)])
+def test_a_sender_waits_for_a_link_with_too_many_entries(
+    make_run: Any, tmp_path: Path, queue: int, waits: bool
+) -> None:
+    """It waits 0.01 s for a slow neighbor in each round, and needs much longer to send it a model."""
+    time = {"devices": speeds(tmp_path, 1e15, 1e2), "network": {"latency": 0.0, "bandwidth": 1e4}}
+    fast, _ = on_clock(make_run(rounds=6, **PAIR, time=time, transport={"queue": queue, "deadline": 0.01}))
+    assert (fast.seconds["sending"] > 0.0) == waits
