@@ -65,8 +65,8 @@ class Runtime:
         alone: the process runs no other peer; what it costs is this peer's.
         on_round: called after each round with the peer and the round.
         store: holds what was sent until no neighbor can ask for it; default: memory.
-        clock: returns the clock of a peer with this algorithm; default: real time. With a simulated one, the peer
-            writes no checkpoints: threads would write them, and what is in transit is not part of them.
+        clock: returns the clock of a peer with this algorithm and meter of costs; default: real time. If it is
+            simulated, the peer writes no checkpoints: threads would write them, and lack what is in transit.
     """
 
     device: torch.device = torch.device("cpu")
@@ -76,7 +76,7 @@ class Runtime:
     alone: bool = False
     on_round: Callable[[PeerId, int], None] = lambda peer, t: None
     store: BodyStore | None = None
-    clock: Callable[[Algorithm[Any]], Clock] = lambda algorithm: Clock()
+    clock: Callable[[Algorithm[Any], CostMeter], Clock] = lambda algorithm, meter: Clock()
 
 
 class Session:
@@ -111,9 +111,9 @@ class Session:
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, runtime.device, self.streams)
         self.algorithm.after_batch = self._after_batch
-        self.clock = runtime.clock(self.algorithm)
-        self.algorithm.now = self.clock.now
         meter = CostMeter(alone=runtime.alone, device=runtime.device, peers=run.peers)
+        self.clock = runtime.clock(self.algorithm, meter)
+        self.algorithm.now = self.clock.now
         self.slot = HeldSlot(runtime.slot, meter, self.clock.now)
         if run.file.gpu.cuda_graphs and runtime.device.type == "cuda" and not has_models_of_users(run):
             self.algorithm.captured = CapturedGradients(self.log)

@@ -15,6 +15,7 @@ from p2pfl.models.cost import flops
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.time import Time
 from p2pfl.session.build import RunData
+from p2pfl.session.cost import CostMeter
 from p2pfl.simulation.uptime import Uptime, uptimes
 from p2pfl.simulation.virtual_loop import VirtualLoop
 
@@ -56,15 +57,15 @@ class SimulatedTime:
         if when < math.inf:
             self.loop.call_at(when, function)
 
-    def clock(self, algorithm: Algorithm[Any]) -> PeerClock:
-        """Return the clock of the peer with this algorithm."""
+    def clock(self, algorithm: Algorithm[Any], meter: CostMeter) -> PeerClock:
+        """Return the clock of the peer with this algorithm, whose real costs the meter measures."""
         me, data = algorithm.me, algorithm.data
         speed, each = self.speeds[me], self._flops[self._architectures[me]]
         evaluation = 0.0
         if self.settings.evaluation:
             samples = len(data.test) + (len(data.global_test) if self._whole_test_set else 0)
             evaluation = samples * each.forward / speed
-        return PeerClock(algorithm, self.loop, self.uptimes[me], each.training / speed, evaluation)
+        return PeerClock(algorithm, meter, self.loop, self.uptimes[me], each.training / speed, evaluation)
 
 
 class PeerClock(Clock):
@@ -75,6 +76,7 @@ class PeerClock(Clock):
 
     Args:
         algorithm: counts the samples that it has trained on.
+        meter: of its real costs, which are not those of others that compute while its time passes.
         loop: with the clock of all peers.
         uptime: of this peer.
         training: seconds of one sample in training.
@@ -84,9 +86,16 @@ class PeerClock(Clock):
     simulated = True
 
     def __init__(
-        self, algorithm: Algorithm[Any], loop: VirtualLoop, uptime: Uptime, training: float, evaluation: float
+        self,
+        algorithm: Algorithm[Any],
+        meter: CostMeter,
+        loop: VirtualLoop,
+        uptime: Uptime,
+        training: float,
+        evaluation: float,
     ) -> None:
         self._algorithm = algorithm
+        self._meter = meter
         self._loop = loop
         self._uptime = uptime
         self._training = training
@@ -113,10 +122,12 @@ class PeerClock(Clock):
         if self._free_at > now:  # several tasks of a method may wait for it
             free = self._loop.create_future()
             timer = self._loop.call_at(self._free_at, free.set_result, None)
+            self._meter.end()
             try:
                 await free
             finally:
                 timer.cancel()
+                self._meter.begin()
 
 
 class UptimePolicy(WaitPolicy):

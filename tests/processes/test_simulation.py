@@ -417,3 +417,42 @@ def test_simulates_on_a_gpu(make_run: Any, prepare: Any, tmp_path: Path, monkeyp
     results = simulate(run, prepare(tmp_path / "run", run))
     assert {result.phase for result in results} == {"finished"}
     assert devices == {"cuda"}
+
+
+# ---- a simulated clock -----------------------------------------------------------------------------------------
+
+
+def test_a_run_on_a_simulated_clock_records_simulated_seconds(tmp_path: Path, fast_python: FastPython) -> None:
+    file = tmp_path / "tiny.yaml"
+    time = {"devices": {"speed": 1e6}, "network": {"latency": 5.0}}
+    file.write_text(yaml.safe_dump(tree(time=time, transport={"deadline": 6000})))
+    run = tmp_path / "run"
+    done = command("simulate", file, "--clock", "--run-dir", run, "--json", python=fast_python.executable)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["clock"] == "simulated"
+    assert summary["seconds"] == max(peer["seconds"] for peer in summary["peers"]) > 15.0  # three rounds
+    shown = command("show", run, python=fast_python.executable)
+    assert "simulated time: " in shown.stdout
+    again = command("resume", run, python=fast_python.executable)
+    assert again.returncode == 1
+    assert "its clock is simulated, so there are no checkpoints" in again.stderr
+
+
+def test_a_run_that_takes_real_time_says_that_it_does(tmp_path: Path, fast_python: FastPython) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tree(time={}, rounds=1)))
+    done = command("simulate", file, "--run-dir", tmp_path / "run", python=fast_python.executable)
+    assert "note: this run takes real time; `time` is for `p2pfl simulate --clock`" in done.stderr
+    refused = command("simulate", file, "--clock", "--jobs", "2", python=fast_python.executable)
+    assert "--clock runs all peers in one process; remove --jobs" in refused.stderr
+
+
+def test_a_stopped_run_on_a_simulated_clock_ends_without_checkpoints(start: Start, until: Any) -> None:
+    process, folder = start({"peers": 5}, 5000, "--clock", python=sys.executable)
+    until(lambda: computed(folder, 2) or process.poll() is not None)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(200) == 1
+    assert {result.phase for files in folder.peers() if (result := files.result())} == {"stopped"}
+    assert not any(files.checkpoint.exists() for files in folder.peers())
+    assert "resume from the checkpoints" not in (folder.root.parent / "log").read_text()

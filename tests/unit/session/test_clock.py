@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -105,11 +106,15 @@ def test_a_message_takes_its_bytes_over_the_bandwidth_and_the_latency(
     on_clock(run, folder := prepare(tmp_path / "run", run))
     for record in records(folder):
         (_, payload, header) = record["sent"][str(1 - record["peer"])]["Parameters"]
-        begin = 100 / 1e4  # the Begin of the round, and gaps between tensors
-        assert record["seconds"]["waiting"] == pytest.approx(1.5 + (payload + header) / 1e4, abs=begin)
-        assert record["elapsed"] == pytest.approx(
-            record["seconds"]["training"] + record["seconds"]["waiting"], abs=1e-3
-        )
+        seconds, begin = record["seconds"], 100 / 1e4  # the Begin of the round, and gaps between tensors
+        assert seconds["waiting"] == pytest.approx(1.5 + (payload + header) / 1e4, abs=begin)
+        assert record["elapsed"] == pytest.approx(seconds["training"] + seconds["waiting"], abs=1e-3)
+
+
+def test_peers_are_charged_no_more_cpu_time_than_there_was(make_run: Any) -> None:
+    before = process_time()
+    results = on_clock(make_run(time=UNEVEN))
+    assert sum(result.cost["cpu_seconds"] for result in results) <= process_time() - before
 
 
 def test_evaluation_takes_time_only_if_asked(make_run: Any) -> None:
@@ -165,7 +170,7 @@ def test_a_peer_that_is_down_is_declared_dead_and_skips_rounds_when_it_is_back(
 
 
 def test_the_deadline_of_a_peer_that_is_down_waits_for_it(make_run: Any, prepare: Any, tmp_path: Path) -> None:
-    """It waits for a slow neighbor with a deadline of 1 s, is down for 10 s, and then waits for the rest of the 1 s."""
+    """It has waited for 0.4 of 1 s when it goes down for 10 s, and waits for the rest of the 1 s when it is back."""
     time = {
         "devices": speeds(tmp_path, 1e12, 1e2),
         "network": {"latency": 0.0},
