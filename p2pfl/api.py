@@ -22,7 +22,7 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -46,19 +46,19 @@ from p2pfl.run_folder.new_run import create, create_unique, write_run
 from p2pfl.run_folder.records import RecordFile
 from p2pfl.session import peer_model
 from p2pfl.session.build import check_models, has_models_of_users, load_data
-from p2pfl.simulation.simulate import simulate, without_event_loop
+from p2pfl.simulation.simulate import OnRound, simulate, without_event_loop
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["LaunchedRun", "PlannedRun", "RecordedRun", "load", "open_run"]
 
-
+AnyPath = str | os.PathLike[str]
 POLL = 0.1
 """Seconds between two looks at the files of a run."""
 
 
-def load(source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> PlannedRun:
+def load(source: AnyPath | Mapping[str, Any], **overrides: Any) -> PlannedRun:
     """Check a run, without opening its dataset and without building models that have an import path.
 
     ``PlannedRun.partition`` does both, as does the start of the run.
@@ -76,7 +76,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -
     return PlannedRun(run_files.load(Path(source), overrides=changes))
 
 
-def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
+def open_run(folder: AnyPath) -> RecordedRun:
     """Open the folder of a run, finished or not. Raises RunFolderError if there is none."""
     return RecordedRun(RunFolder.open(Path(folder)))
 
@@ -138,11 +138,7 @@ class PlannedRun:
         return load_data(self._run)[0].class_names
 
     def simulate(
-        self,
-        run_dir: str | os.PathLike[str] | None = None,
-        on_round: Callable[[PeerId, int], None] | None = None,
-        *,
-        clock: bool = False,
+        self, run_dir: AnyPath | None = None, on_round: OnRound | None = None, *, clock: bool = False
     ) -> RecordedRun:
         """Run all peers to the end in this process, on the CPU unless the run says ``device: cuda``.
 
@@ -175,7 +171,7 @@ class PlannedRun:
             raise Diverged("; ".join(failed[:3]))
         return RecordedRun(folder)
 
-    def launch(self, run_dir: str | os.PathLike[str] | None = None) -> LaunchedRun:
+    def launch(self, run_dir: AnyPath | None = None) -> LaunchedRun:
         """Start one process per peer on this host, and return while they run.
 
         Args:
@@ -289,7 +285,7 @@ class RecordedRun:
         """
         return self.model(peer).plain_state_dict()
 
-    def save_weights(self, peer: PeerId, file: str | os.PathLike[str]) -> int:
+    def save_weights(self, peer: PeerId, file: AnyPath) -> int:
         """Write ``weights`` as ``torch.save`` does, for ``torch.load(file, weights_only=True)``.
 
         Return the number of rounds that the peer had completed. Raises WriteError, RunFolderError.

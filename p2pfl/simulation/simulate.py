@@ -38,12 +38,13 @@ from p2pfl.simulation.replaying_hub import ReplayingHub
 from p2pfl.simulation.simulated_time import SimulatedTime, UptimePolicy
 
 T = TypeVar("T")
+OnRound = Callable[[PeerId, int], None]
 
 
 def simulate(
     run: Run,
     folder: RunFolder | None = None,
-    on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+    on_round: OnRound = lambda peer, t: None,
     jobs: int = 1,
     *,
     clock: bool = False,
