@@ -127,8 +127,12 @@ class LinkEnd:
         time.loop.call_later(time.latency(self.link.me, self.to), self._land, flying)
 
     def _land(self, flying: deque[Callable[[], None]]) -> None:
-        if flying is self._flying:  # the connection has not broken since
+        if flying is not self._flying:  # it was lost
+            return
+        try:
             flying.popleft()()
+        except Exception as error:  # the event loop would only log it, and receivers would wait in vain
+            self.link.hub.fail(error)
 
     def _arrive(self, entry: JournalEntry) -> None:
         hub, me, journal = self.link.hub, self.link.me, self.link.endpoint.journal
@@ -171,9 +175,7 @@ class LinkEnd:
             return
         link = self.link
         self._up = False
-        if self._transfer is not None:
-            link.hub.transfers.cancel(self._transfer)
-        self._transfer, self._flying, self.next = None, deque(), self._needed
+        self._lose()
         if self.gone:
             return
         if self._reached:
@@ -182,6 +184,12 @@ class LinkEnd:
         patience = transport.give_up if self._reached else transport.deadline
         dead_at = time.uptimes[link.me].after(time.now(), patience)
         self._giving_up = time.loop.call_at(dead_at, self._declare_dead, patience)
+
+    def _lose(self) -> None:
+        """Lose what is in transit."""
+        if self._transfer is not None:
+            self.link.hub.transfers.cancel(self._transfer)
+        self._transfer, self._flying, self.next = None, deque(), self._needed
 
     def lost_before(self, t: int) -> None:
         """Note that the neighbor no longer has its messages of rounds before ``t``, of which this peer lacks some."""
@@ -196,6 +204,7 @@ class LinkEnd:
     def neighbor_finished(self) -> None:
         """Handle the neighbor's last Begin: nothing follows, and it needs nothing more from this peer."""
         self.finished = True
+        self._lose()
         self._stop_giving_up()
         self.link.log.info("neighbor finished peer=%d", self.to)
         self._leave()

@@ -186,6 +186,8 @@ async def _in_turns(sessions: Sequence[Session], hub: LocalHub) -> list[Result]:
             tasks = [group.create_task(run_peer(session)) for session in sessions]
     except BaseExceptionGroup:
         raise failures[0] from None  # the others failed as a consequence
+    if hub.failure is not None:  # which no peer has waited for
+        raise hub.failure
     return [task.result() for task in tasks]
 
 

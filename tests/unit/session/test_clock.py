@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from p2pfl.algorithms.dpsgd import DPSGD
+from p2pfl.messaging.schema import Body
 from p2pfl.models.cost import flops
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
@@ -195,6 +197,24 @@ def test_a_message_in_transit_is_sent_again_when_its_receiver_is_back(
     on_clock(run, folder := prepare(tmp_path / "run", run))
     assert [record["elapsed"] for record in records(folder)] == pytest.approx([5.0, 5.0], abs=1e-2)
     assert not any(record["missing"] for record in records(folder))
+
+
+def test_a_message_in_transit_to_a_peer_that_finishes_is_of_no_use(make_run: Any, tmp_path: Path) -> None:
+    """The fast peer ends after two deadlines. The slow one knows that a second after its first message left."""
+    slow = 1e9 * seconds_of_training(make_run(**PAIR), 1, 1e9) / 4.0  # 4 s for an epoch
+    time = {"devices": speeds(tmp_path, 1e12, slow), "network": {"latency": 3.0}}
+    ended, last = on_clock(make_run(rounds=2, **PAIR, time=time, transport={"deadline": 1.0}))
+    assert ended.seconds["total"] == pytest.approx(2.0, abs=0.1)
+    assert (ended.missing, last.missing) == (2, 0)
+
+
+def test_an_error_in_what_receives_a_message_ends_the_run(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_receive(self: DPSGD, body: Body) -> Body:
+        raise ZeroDivisionError("on arrival")
+
+    monkeypatch.setattr(DPSGD, "on_receive", on_receive)
+    with pytest.raises(ZeroDivisionError, match="on arrival"):
+        on_clock(make_run())
 
 
 @pytest.mark.parametrize(("queue", "waits"), [(1, True), (64, False)])
