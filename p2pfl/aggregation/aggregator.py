@@ -23,6 +23,7 @@ class Aggregator:
 
     Args:
         loss: as ``Contributions.loss``.
+        seed: the run's.
         measures: measure for the records how far what neighbors send is from the peer's own, and what is taken of it.
 
     Attributes:
@@ -37,12 +38,14 @@ class Aggregator:
         rounds: int,
         loss: Callable[[Tensors], float] | None = None,
         *,
+        seed: int = 0,
         measures: bool = False,
     ) -> None:
         self.rule = rule
         self.me = me
         self.rounds = rounds
         self.loss = loss
+        self.seed = seed
         self.t = 0
         self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
@@ -101,9 +104,8 @@ class Aggregator:
         state, last = self._states.get(key, {}), self._states.get(f"{key}, last")
         if last is not None and any(last[name].shape != x.shape for name, x in next(iter(tensors.values())).items()):
             last = None  # slices of models that differ from round to round
-        given = Contributions(
-            tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss, last
-        )
+        run = (kind.kind(), self.t, self.rounds)
+        given = Contributions(tensors, weights, self.me, own, *run, state, self.loss, last, seed=self.seed)
         if self.distances is not None and own is not None:
             self.distances.measure(given.kind, tensors, self.me, own)
         transformed = self.rule.transform(given)

@@ -221,13 +221,32 @@ class Endpoint:
             restored = map(self._pipeline.incoming, filter(None, found))
             self._pipeline.see(kind, {message.sender: message.body for message in restored if message.finite})
 
+    def prepared(self, body: Body, to: Sequence[PeerId]) -> Iterable[tuple[Sequence[PeerId], Body]]:
+        """Return what the pipeline makes of a body, and who gets it, for ``send`` with ``prepared``."""
+        return [(to, body)] if self._pipeline is None else self._pipeline.outgoing(body, to, self.t)
+
+    def as_received(self, body: Body) -> Body:
+        """Return what a method gets that receives a ``prepared`` body. Raises Unexpected if it would be refused."""
+        if self._pipeline is None:
+            return body
+        plan = self.check(wire.encode(body).header)
+        return self._pipeline.incoming(Message(body, self.t, self.me, plan, "")).body
+
     async def send(
-        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
+        self,
+        to: Iterable[PeerId],
+        body: B,
+        count: int | None = None,
+        *,
+        stored: bool = False,
+        checked: bool = False,
+        prepared: bool = False,
     ) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for neighbors that are far behind.
 
         Args:
             count: peers summed up in a partial sum, which no pipeline changes.
+            prepared: the pipeline has changed the body before.
             checked: refuse a body that this peer would refuse to receive. The receivers accept the same bodies of
                 this kind: they would drop it, and wait until the deadline.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, all
@@ -243,7 +262,7 @@ class Endpoint:
         clock = asyncio.get_running_loop().time
         began = clock()
         copy = None
-        if count is not None or self._pipeline is None:
+        if count is not None or prepared or self._pipeline is None:
             copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
         else:
             for some, changed in self._pipeline.outgoing(body, receivers, self.t):
