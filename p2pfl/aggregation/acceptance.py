@@ -89,8 +89,10 @@ class SketchGuard(Balance, Screening):
     def transform(self, given: Contributions) -> Contributions:
         own = center_of(given)
         given, _ = norms(given)  # a sketch says nothing of entries that are not finite
-        sketches = {j: self.sketch(x, given.seed) for j, x in given.tensors.items() if j != given.me}
-        accepted = self.accepted(self.sketch(own, given.seed), sketches, given.t, given.rounds)
+        accepted = [j for j in given.tensors if j != given.me]
+        if not given.screened:
+            sketches = {j: self.sketch(given.tensors[j], given.seed) for j in accepted}
+            accepted = self.accepted(self.sketch(own, given.seed), sketches, given.t, given.rounds)
         return with_own(given, own, accepted, self.alpha)
 
 

@@ -28,6 +28,7 @@ class Aggregator:
 
     Attributes:
         t: the current round.
+        screened: class of the bodies that arrive only if the rule has accepted their sketches; None without any.
         distances: those of the current round; None if they are not measured.
     """
 
@@ -47,6 +48,7 @@ class Aggregator:
         self.loss = loss
         self.seed = seed
         self.t = 0
+        self.screened: type[Body] | None = None
         self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
         """What the rule keeps, by what it combines, and the last results if it needs them."""
@@ -104,8 +106,20 @@ class Aggregator:
         state, last = self._states.get(key, {}), self._states.get(f"{key}, last")
         if last is not None and any(last[name].shape != x.shape for name, x in next(iter(tensors.values())).items()):
             last = None  # slices of models that differ from round to round
-        run = (kind.kind(), self.t, self.rounds)
-        given = Contributions(tensors, weights, self.me, own, *run, state, self.loss, last, seed=self.seed)
+        given = Contributions(
+            tensors,
+            weights,
+            self.me,
+            own,
+            kind.kind(),
+            self.t,
+            self.rounds,
+            state,
+            self.loss,
+            last,
+            seed=self.seed,
+            screened=kind is self.screened,
+        )
         if self.distances is not None and own is not None:
             self.distances.measure(given.kind, tensors, self.me, own)
         transformed = self.rule.transform(given)

@@ -49,6 +49,8 @@ class Contributions:
     contributions shares it."""
     seed: int = 0
     """The run's, for random numbers that are the same on all peers (``rng.shared``)."""
+    screened: bool = False
+    """The rule has accepted these senders by their sketches: the models of others were not fetched."""
 
     def only(self, senders: Collection[PeerId]) -> Contributions:
         """Return the contributions of some senders, with weights scaled to sum to 1; equal ones if all are 0."""
@@ -149,8 +151,7 @@ class PerTensor(Rule):
 class Screening(Rule):
     """Base of rules that screen neighbors: peers send sketches first, and then their models to those that want them.
 
-    What arrives has been accepted by its sketch. ``transform`` accepts it again, as the rule's answer for whatever a
-    method combines.
+    ``transform`` need not screen again what is ``Contributions.screened``.
     """
 
     required: ClassVar[tuple[str, ...]] = ("sketch", "accepted")

@@ -23,14 +23,14 @@ class RuleScreen:
 
     Args:
         rule: the rule, or the first one of several.
-        aggregator: knows the round, and notes for the records who is rejected.
+        aggregator: combines what arrives; it knows the round, and notes for the records who is rejected.
         kind: class of the bodies that hold models.
     """
 
     def __init__(self, rule: Screening, aggregator: Aggregator, kind: type[Body]) -> None:
         self.rule = rule
         self.aggregator = aggregator
-        self.kind = kind
+        self.kind = aggregator.screened = kind
         self._center = torch.zeros(rule.size)
 
     def sketch(self, body: Body) -> Tensor:

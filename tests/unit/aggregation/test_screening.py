@@ -85,6 +85,22 @@ def test_peers_screen_by_the_first_of_several_rules_with_the_threshold_of_the_ro
     assert found == [([1], expected), ([1], expected), ([], {1: pytest.approx((0.4, 0.0)), **expected})]
 
 
+def test_what_was_screened_is_averaged_unless_it_holds_infinities() -> None:
+    values: dict[int, Tensors] = {j: {"x": torch.tensor([x], dtype=torch.float64)} for j, x in enumerate((1, 5, 90))}
+    aggregator = Aggregator(rule(), 0, rounds=10)
+
+    def combined() -> float:
+        return float(aggregator.combine_tensors(Model, values)["x"])
+
+    assert combined() == 1.0
+    screening = rule().screening
+    assert screening is not None
+    RuleScreen(screening, aggregator, Model)
+    assert combined() == 0.5 * 1 + 0.5 * (5 + 90) / 2
+    values[2] = {"x": torch.tensor([torch.inf], dtype=torch.float64)}
+    assert combined() == 0.5 * (1 + 5)
+
+
 def test_a_rule_that_screens_must_be_the_first_of_several() -> None:
     with pytest.raises(
         OptionErrors, match="'sketchguard' screens models before they are sent, so it must be the first"
