@@ -68,12 +68,15 @@ class Balance(Rule):
 @aggregation("sketchguard")
 @dataclass(frozen=True)
 class SketchGuard(Balance, Screening):
-    """As balance, but on Count-Sketches, which are sent first: models that are rejected are not sent.
+    """As balance, but Count-Sketches are sent first and tested alike: models that they reject are not sent.
 
     Murtaza Rangwala, Farag Azzedin, Richard O. Sinnott, Rajkumar Buyya: "SketchGuard: Scaling Byzantine-Robust
     Decentralized Federated Learning via Sketch-Based Screening", 2025. https://arxiv.org/abs/2510.07922
 
-    Accept j if ‖s_i − s_j‖ ≤ γ exp(−κ t / T) ‖s_i‖, s_j = CS(x_j); the result is α x_i + (1 − α) mean(accepted).
+    Fetch x_j if ‖s_i − s_j‖ ≤ γ exp(−κ t / T) ‖s_i‖, s_j = CS(x_j).
+
+    Differs from the paper: what was fetched passes balance's own test too. All peers know the hash functions, so an
+    attacker could add to its model whatever has a sketch of zero.
     """
 
     size: PositiveInt = 1000
@@ -85,15 +88,6 @@ class SketchGuard(Balance, Screening):
     def accepted(self, center: Tensor, sketches: Mapping[PeerId, Tensor], t: int, rounds: int) -> list[PeerId]:
         limit = self.limit(float(center.double().norm()), t, rounds)
         return [j for j, each in sketches.items() if float((each.double() - center.double()).norm()) <= limit]
-
-    def transform(self, given: Contributions) -> Contributions:
-        own = center_of(given)
-        given, _ = norms(given)  # a sketch says nothing of entries that are not finite
-        accepted = [j for j in given.tensors if j != given.me]
-        if not given.screened:
-            sketches = {j: self.sketch(given.tensors[j], given.seed) for j in accepted}
-            accepted = self.accepted(self.sketch(own, given.seed), sketches, given.t, given.rounds)
-        return with_own(given, own, accepted, self.alpha)
 
 
 @aggregation("ubar")

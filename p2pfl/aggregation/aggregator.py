@@ -23,12 +23,10 @@ class Aggregator:
 
     Args:
         loss: as ``Contributions.loss``.
-        seed: the run's.
         measures: measure for the records how far what neighbors send is from the peer's own, and what is taken of it.
 
     Attributes:
         t: the current round.
-        screened: class of the bodies that arrive only if the rule has accepted their sketches; None without any.
         distances: those of the current round; None if they are not measured.
     """
 
@@ -39,16 +37,13 @@ class Aggregator:
         rounds: int,
         loss: Callable[[Tensors], float] | None = None,
         *,
-        seed: int = 0,
         measures: bool = False,
     ) -> None:
         self.rule = rule
         self.me = me
         self.rounds = rounds
         self.loss = loss
-        self.seed = seed
         self.t = 0
-        self.screened: type[Body] | None = None
         self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
         """What the rule keeps, by what it combines, and the last results if it needs them."""
@@ -107,18 +102,7 @@ class Aggregator:
         if last is not None and any(last[name].shape != x.shape for name, x in next(iter(tensors.values())).items()):
             last = None  # slices of models that differ from round to round
         given = Contributions(
-            tensors,
-            weights,
-            self.me,
-            own,
-            kind.kind(),
-            self.t,
-            self.rounds,
-            state,
-            self.loss,
-            last,
-            seed=self.seed,
-            screened=kind is self.screened,
+            tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss, last
         )
         if self.distances is not None and own is not None:
             self.distances.measure(given.kind, tensors, self.me, own)

@@ -47,10 +47,6 @@ class Contributions:
     """For the records, senders whose tensors are not taken as they are: the factor by which a rule clips them, or 0
     if ``combine`` leaves them out. Those that ``transform`` leaves out need not be noted. All that is made from these
     contributions shares it."""
-    seed: int = 0
-    """The run's, for random numbers that are the same on all peers (``rng.shared``)."""
-    screened: bool = False
-    """The rule has accepted these senders by their sketches: the models of others were not fetched."""
 
     def only(self, senders: Collection[PeerId]) -> Contributions:
         """Return the contributions of some senders, with weights scaled to sum to 1; equal ones if all are 0."""
@@ -151,7 +147,7 @@ class PerTensor(Rule):
 class Screening(Rule):
     """Base of rules that screen neighbors: peers send sketches first, and then their models to those that want them.
 
-    ``transform`` need not screen again what is ``Contributions.screened``.
+    ``transform`` and ``combine`` are given what was fetched.
     """
 
     required: ClassVar[tuple[str, ...]] = ("sketch", "accepted")

@@ -23,19 +23,21 @@ class RuleScreen:
 
     Args:
         rule: the rule, or the first one of several.
-        aggregator: combines what arrives; it knows the round, and notes for the records who is rejected.
+        aggregator: combines what was fetched; it knows the round, and notes for the records who is rejected.
         kind: class of the bodies that hold models.
+        seed: the run's.
     """
 
-    def __init__(self, rule: Screening, aggregator: Aggregator, kind: type[Body]) -> None:
+    def __init__(self, rule: Screening, aggregator: Aggregator, kind: type[Body], seed: int) -> None:
         self.rule = rule
         self.aggregator = aggregator
-        self.kind = aggregator.screened = kind
+        self.kind = kind
+        self.seed = seed
         self._center = torch.zeros(rule.size)
 
     def sketch(self, body: Body) -> Tensor:
         named = {path_name(path): tensor for path, tensor in tensors_of(body).items()}
-        return self.rule.sketch(named, self.aggregator.seed)
+        return self.rule.sketch(named, self.seed)
 
     def accepted(self, own: Body | None, sketches: Mapping[PeerId, Tensor]) -> list[PeerId]:
         """Return the neighbors to fetch models of.

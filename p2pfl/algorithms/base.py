@@ -110,9 +110,9 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
-        rule, measure = context.aggregation, self.loss_with if context.aggregation.needs_loss else None
+        measure = self.loss_with if context.aggregation.needs_loss else None
         self.aggregation = Aggregator(
-            rule, self.me, self.rounds, measure, seed=self.seed, measures=context.measures_distances
+            context.aggregation, context.me, context.rounds, measure, measures=context.measures_distances
         )
         """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()

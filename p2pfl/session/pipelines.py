@@ -101,7 +101,7 @@ def _attacking(
 
 def _combined(run: Run, tensors: Mapping[PeerId, Tensors], me: PeerId, kind: str, t: int) -> Tensors:
     """Return what the run's rule makes of the tensors of several senders, with equal weights."""
-    given = Contributions(tensors, equal(tensors), me, tensors[me], kind, t, run.rounds, seed=run.seed)
+    given = Contributions(tensors, equal(tensors), me, tensors[me], kind, t, run.rounds)
     return run.aggregation.combine(run.aggregation.transform(given))
 
 

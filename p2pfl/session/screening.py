@@ -39,4 +39,4 @@ def net_of(
     rule, kind = algorithm.aggregation.rule.screening, algorithm.screened
     if rule is None or kind is None:
         return Net(endpoint, t, seed)
-    return screening(endpoint, t, seed, screen(rule, algorithm.aggregation, kind))
+    return screening(endpoint, t, seed, screen(rule, algorithm.aggregation, kind, seed))

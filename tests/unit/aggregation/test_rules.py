@@ -104,9 +104,7 @@ def models(n: int = 8, *, dtype: torch.dtype = torch.float32) -> dict[int, Tenso
         ({"name": "balance", "gamma": 0.5, "kappa": 0}, (10, 12, 14, 16), (10 + 13) / 2),
         ({"name": "balance", "gamma": 0.1, "kappa": 0}, (10, 12, 14, 16), 10),
         ({"name": "balance", "gamma": 0.5, "kappa": 0, "alpha": 0.25}, (10, 12, 14, 16), 0.25 * 10 + 0.75 * 13),
-        # Of one number, the sketch is this number or its negative.
         ({"name": "sketchguard", "gamma": 0.5, "kappa": 0}, (10, 12, 14, 16), (10 + 13) / 2),
-        ({"name": "sketchguard", "gamma": 0.5, "kappa": 0, "alpha": 0.25, "size": 1}, (10, 12, 14, 16), 12.25),
         (
             {"name": "ubar", "rho": 0.75},
             (3, 2, 5, -2, -9),

@@ -74,8 +74,8 @@ def rule(**parameters: Any) -> Rule:
 def test_peers_screen_by_the_first_of_several_rules_with_the_threshold_of_the_round() -> None:
     several = RuleList.parse({"rules": [{"name": "sketchguard", "gamma": 0.5, "size": 40}, "median"]})
     assert several.screening is not None
-    aggregator = Aggregator(several, 0, rounds=10, seed=4, measures=True)
-    screen = RuleScreen(several.screening, aggregator, Model)
+    aggregator = Aggregator(several, 0, rounds=10, measures=True)
+    screen = RuleScreen(several.screening, aggregator, Model, seed=4)
     own, near = Model({"x": torch.tensor([6.0, 8.0])}), Model({"x": torch.tensor([6.0, 4.0])})  # 4 of 10 apart
     sketches = {1: screen.sketch(near), 2: -screen.sketch(own)}
     found = []
@@ -85,20 +85,22 @@ def test_peers_screen_by_the_first_of_several_rules_with_the_threshold_of_the_ro
     assert found == [([1], expected), ([1], expected), ([], {1: pytest.approx((0.4, 0.0)), **expected})]
 
 
-def test_what_was_screened_is_averaged_unless_it_holds_infinities() -> None:
-    values: dict[int, Tensors] = {j: {"x": torch.tensor([x], dtype=torch.float64)} for j, x in enumerate((1, 5, 90))}
-    aggregator = Aggregator(rule(), 0, rounds=10)
-
-    def combined() -> float:
-        return float(aggregator.combine_tensors(Model, values)["x"])
-
-    assert combined() == 1.0
-    screening = rule().screening
+def test_a_model_that_hides_in_its_sketch_is_rejected_once_it_was_fetched() -> None:
+    """Numbers at one place, with one sign, cancel out if they sum up to 0."""
+    screening = rule(gamma=0.5, size=3).screening
     assert screening is not None
-    RuleScreen(screening, aggregator, Model)
-    assert combined() == 0.5 * 1 + 0.5 * (5 + 90) / 2
-    values[2] = {"x": torch.tensor([torch.inf], dtype=torch.float64)}
-    assert combined() == 0.5 * (1 + 5)
+    own, places = torch.ones(40), rng.shared(4, "aggregation.sketch").integers(6, size=40)
+    first, second = (places == places[0]).nonzero()[0][:2]
+    lie = own.clone()
+    lie[first] += 100.0
+    lie[second] -= 100.0
+    aggregator = Aggregator(screening, 0, rounds=10)
+    screen = RuleScreen(screening, aggregator, Model, seed=4)
+    bodies = {0: Model({"x": own}), 1: Model({"x": lie}), 2: Model({"x": 1.2 * own})}
+    sketches = {j: screen.sketch(bodies[j]) for j in (1, 2)}
+    assert screen.accepted(bodies[0], sketches) == [1, 2]
+    assert all(screen.fits(j, bodies[j], sketches[j]) for j in (1, 2))
+    torch.testing.assert_close(aggregator.combine(bodies)["x"], 1.1 * own)
 
 
 def test_a_rule_that_screens_must_be_the_first_of_several() -> None:

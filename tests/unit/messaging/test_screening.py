@@ -38,7 +38,7 @@ FAR = (-10.0, 0.0, 0.0)
 def screen_of(me: int) -> RuleScreen:
     rule = AGGREGATIONS["sketchguard"].parse({"gamma": 0.5, "kappa": 0.0, "size": SIZE})
     assert rule.screening is not None
-    return RuleScreen(rule.screening, Aggregator(rule, me, rounds=10, seed=SEED, measures=True), Vector)
+    return RuleScreen(rule.screening, Aggregator(rule, me, rounds=10, measures=True), Vector, SEED)
 
 
 def nets(
