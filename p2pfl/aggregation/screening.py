@@ -10,7 +10,7 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.aggregation.rule import Screening
-from p2pfl.messaging.schema import Body, path_name, tensors_of
+from p2pfl.messaging.schema import Body, tensors_of
 from p2pfl.tensors import has_diverged
 
 TOLERANCE = 1e-5
@@ -36,7 +36,7 @@ class RuleScreen:
         self._center = torch.zeros(rule.size)
 
     def sketch(self, body: Body) -> Tensor:
-        named = {path_name(path): tensor for path, tensor in tensors_of(body).items()}
+        named = {f"{field}.{key}": tensor for (field, key), tensor in tensors_of(body).items()}
         return self.rule.sketch(named, self.seed)
 
     def accepted(self, own: Body | None, sketches: Mapping[PeerId, Tensor]) -> list[PeerId]:

@@ -23,7 +23,9 @@ from typing import Protocol
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.messaging import wire
 from p2pfl.messaging.net import Messenger, Net
+from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import B, Body, copied
 
 ANSWERS_DEADLINES, MODELS_DEADLINES = 2.0, 3.0
@@ -61,23 +63,13 @@ class Screen(Protocol):
         """Return whether a model that has arrived has the sketch that its sender has announced."""
 
 
-class PreparingMessenger(Messenger, Protocol):
-    """A Messenger that tells what it will send."""
+class OpenMessenger(Messenger, Protocol):
+    """A Messenger that shows what it does to bodies."""
 
-    def prepared(self, body: Body, to: Sequence[PeerId]) -> Iterable[tuple[Sequence[PeerId], Body]]: ...
+    @property
+    def pipeline(self) -> Pipeline | None: ...
 
-    def as_received(self, body: Body) -> Body: ...
-
-    async def send(
-        self,
-        to: Iterable[PeerId],
-        body: B,
-        count: int | None = None,
-        *,
-        stored: bool = False,
-        checked: bool = False,
-        prepared: bool = False,
-    ) -> B | None: ...
+    def check(self, header: wire.Buffer) -> wire.Plan: ...
 
 
 class ScreeningNet(Net):
@@ -87,9 +79,9 @@ class ScreeningNet(Net):
     others, once in a round.
     """
 
-    _endpoint: PreparingMessenger
+    _endpoint: OpenMessenger
 
-    def __init__(self, endpoint: PreparingMessenger, t: int, seed: int, screen: Screen) -> None:
+    def __init__(self, endpoint: OpenMessenger, t: int, seed: int, screen: Screen) -> None:
         super().__init__(endpoint, t, seed)
         self._screen = screen
         self._own: Body | None = None
@@ -100,12 +92,14 @@ class ScreeningNet(Net):
         if type(body) is not self._screen.kind:
             await super().broadcast(body, to)
             return
+        receivers, pipeline = await self._receivers_among(to), self._endpoint.pipeline or Pipeline()
         self._own = self._kept(body)
-        prepared = self._endpoint.prepared(body, await self._receivers_among(to))
-        self._announced = [(some, self._own if each is body else self._kept(each)) for some, each in prepared]
+        made = pipeline.outgoing(body, receivers, self.t)
+        self._announced = [(some, self._own if each is body else self._kept(each)) for some, each in made]
         for some, each in self._announced:
-            sketch = ModelSketch(self._screen.sketch(self._endpoint.as_received(each)))
-            await self._endpoint.send(some, sketch)
+            plan = self._endpoint.check(wire.encode(each).header)
+            received = pipeline.incoming(wire.Message(each, self.t, self.me, plan, ""))
+            await self._endpoint.send(some, ModelSketch(self._screen.sketch(received.body)))
 
     def _kept(self, body: Body) -> Body:
         """Return a copy of a body: the method may go on training."""
@@ -143,7 +137,7 @@ class ScreeningNet(Net):
         answers = await super().gather(WantedModels, asked, ANSWERS_DEADLINES * deadline_factor)
         wanting = {j for j, answer in answers.items() if self.me in answer.peers}
         for some, body in self._announced:
-            await self._endpoint.send([j for j in some if j in wanting], body, checked=True, prepared=True)
+            await self._endpoint.send([j for j in some if j in wanting], body, count=1)
         self._announced = []
 
     def _fits(self, sender: PeerId, body: Body, announced: Tensor) -> bool:

@@ -78,7 +78,7 @@ def test_peers_screen_by_the_first_of_several_rules_with_the_threshold_of_the_ro
     screen = RuleScreen(several.screening, aggregator, Model, seed=4)
     own, near = Model({"x": torch.tensor([6.0, 8.0])}), Model({"x": torch.tensor([6.0, 4.0])})  # 4 of 10 apart
     sketches = {1: screen.sketch(near), 2: -screen.sketch(own)}
-    found = []
+    found: list[Any] = []
     for aggregator.t in (0, 2, 3):  # 5 exp(−t/10) is 5, 4.09 and 3.70
         found.append((screen.accepted(own, sketches), aggregator.measured()["Model"]))
     expected = {2: pytest.approx((2.0, 0.0))}
