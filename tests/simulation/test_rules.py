@@ -94,6 +94,19 @@ def test_what_is_screened_is_sent_to_those_who_accept_it_alone(make_run: Any) ->
     assert sent(results[4], "Parameters") == {0: 2, 3: 2}  # j mod 3 = 0: the truth
 
 
+def test_attacks_change_sketches_only_if_they_name_them(make_run: Any) -> None:
+    changes = {**MODELS, "rounds": 1, "aggregation": "sketchguard", "graph": "complete"}
+
+    def fetched(**attack: Any) -> list[int]:
+        results = simulate(make_run(**changes, adversaries=[{"peers": [1], **attack}]))
+        assert all(sent(results[0], kind)[1] == 1 for kind in ("ModelSketch", "WantedModels"))
+        return sorted(sent(results[1], "Parameters"))
+
+    assert fetched(name="none") == [0, 2, 3, 4]
+    assert fetched(name="noise", std=0.001) == [0, 2, 3, 4]  # its sketch fits, and is near
+    assert fetched(name="noise", std=10.0, messages=["ModelSketch"]) == []
+
+
 @pytest.mark.parametrize("name", SCREENING)
 def test_bytes_of_screened_models_are_predicted_if_all_are_accepted(name: str, make_run: Any) -> None:
     run = make_run(**{**RUNS[name], "rounds": 2}, aggregation={"name": "sketchguard", "gamma": 1e6})
