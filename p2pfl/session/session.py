@@ -412,7 +412,7 @@ class Session:
         if last is not None:
             self.status.resumes = last.resumes_at_start()
         self.status.starts = 1 + (last.starts if last is not None and type(last.starts) is int else 0)
-        saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
+        saved = None if self.saver is None else load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0, self.log)
             return

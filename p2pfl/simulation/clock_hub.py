@@ -68,10 +68,12 @@ class ClockHub(LocalHub):
         """Connect or disconnect the edges of a peer that goes down or is back, now and at its next changes."""
         uptimes = self.time.uptimes
         for neighbor, end in self._links[peer].ends.items():
-            both = end, self.end(neighbor, peer)
             up = uptimes[peer].is_up(now) and uptimes[neighbor].is_up(now)
-            for each in both:
-                each.connect() if up else each.disconnect()
+            for each in (end, self.end(neighbor, peer)):
+                if up:
+                    each.connect()
+                else:
+                    each.disconnect()
         change = uptimes[peer].next_change(now)
         self.time.call_at(change, partial(self._change, peer, change))
 
@@ -91,13 +93,16 @@ class LinkEnd:
         self.optional_until = 0.0
         """An optional entry at the end is held until then: mostly another one follows, and makes it superfluous."""
         self._up: bool | None = None
+        """Whether there is a connection; None before the run starts."""
         self._reached = False
+        """Whether there has been one."""
         self._nothing = -1
         """The latest round in which the neighbor was told that it receives nothing."""
         self._transfer: Transfer | None = None
         self._flying: deque[Callable[[], None]] = deque()
         """What arrives after the latency, in order. Another deque takes its place when the connection breaks."""
         self._giving_up: asyncio.TimerHandle | None = None
+        """Declares the neighbor dead."""
 
     # -- sending
 
@@ -153,6 +158,7 @@ class LinkEnd:
     # -- the connection
 
     def connect(self) -> None:
+        """Note that both ends are up: continue with the first entry that has not arrived."""
         if self._up:
             return
         link = self.link
@@ -171,6 +177,7 @@ class LinkEnd:
         self.send()
 
     def disconnect(self) -> None:
+        """Note that one of the ends is down: declare the neighbor dead unless it is back in time."""
         if self._up is False:
             return
         link = self.link

@@ -35,7 +35,7 @@ from p2pfl.simulation.clock_hub import ClockHub
 from p2pfl.simulation.forked import ForkedHub, failure_of, run_forked
 from p2pfl.simulation.local_link import LocalHub
 from p2pfl.simulation.replaying_hub import ReplayingHub
-from p2pfl.simulation.simulated_time import SimulatedTime, UptimePolicy
+from p2pfl.simulation.simulated_time import SimulatedTime
 
 T = TypeVar("T")
 OnRound = Callable[[PeerId, int], None]
@@ -57,7 +57,8 @@ def simulate(
         on_round: called after each round with the peer and the round.
         jobs: number of processes that share the peers. More than one needs a folder, and a calling process without
             other threads. Results are bit-identical.
-        clock: in the order of a simulated clock, by the run file's section ``time``: in one process, from round 0.
+        clock: in the order of a simulated clock, by the run file's section ``time``. It needs one process, and no
+            checkpoint is read or written.
 
     Returns:
         Results by peer id.
@@ -73,6 +74,8 @@ def simulate(
     device = simulation_device(run, jobs)
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
+    if jobs > 1 and clock:
+        raise ValueError("a simulated clock is the clock of one process")
     torch.set_num_threads(1 if jobs > 1 else run.file.threads)
     with children_of_plugins(kill=False):
         data = load_data(run, folder.root if folder else None, record=True)
@@ -106,8 +109,7 @@ def simulate(
             run_id = folder.info["id"] if folder else "0" * 16
             runtime = Runtime(device, log=log, on_round=after_round)
             if time is not None:
-                policy = UptimePolicy(run.file.transport.wait_policy, time.uptimes[me])
-                runtime = replace(runtime, wait_policy=policy, clock=time.clock)
+                runtime = replace(runtime, wait_policy=time.wait_policy(me), clock=time.clock)
             elif peer_folder is not None:
                 runtime = replace(runtime, store=files.enter_context(closing(FileStore(peer_folder.journal))))
             logs[me] = log

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.messaging.clock import Clock
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.models import architecture
 from p2pfl.models.backbone import kept_random_states
-from p2pfl.models.cost import flops
+from p2pfl.models.cost import Flops, flops
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.time import Time
 from p2pfl.session.build import RunData
@@ -37,15 +38,10 @@ class SimulatedTime:
         self.uptimes = uptimes(self.settings.availability, run.peers, run.seed)
         self.latency = self.settings.network.latencies(run.peers, run.seed)
         """Returns the seconds from one peer to another."""
+        self._wait_policy = run.file.transport.wait_policy
         self._whole_test_set = run.file.global_test
-        dataset, _ = data
-        models, group = run.file.models, run.file.models.group
-        self._architectures = [architecture(group, peer) for peer in range(run.peers)]
-        with kept_random_states():
-            self._flops = {
-                name: flops(name, dataset.channels, dataset.size, dataset.classes, models.features or group.features)
-                for name in sorted(set(self._architectures))
-            }
+        self._architectures = [architecture(run.file.models.group, peer) for peer in range(run.peers)]
+        self._flops = {name: _flops_of(name, run, data) for name in sorted(set(self._architectures))}
         """FLOP of each architecture on one sample."""
 
     def now(self) -> float:
@@ -57,6 +53,10 @@ class SimulatedTime:
         if when < math.inf:
             self.loop.call_at(when, function)
 
+    def wait_policy(self, me: PeerId) -> WaitPolicy:
+        """Return how long a peer waits for its neighbors."""
+        return UptimePolicy(self._wait_policy, self.uptimes[me])
+
     def clock(self, algorithm: Algorithm[Any], meter: CostMeter) -> PeerClock:
         """Return the clock of the peer with this algorithm, whose real costs the meter measures."""
         me, data = algorithm.me, algorithm.data
@@ -66,6 +66,13 @@ class SimulatedTime:
             samples = len(data.test) + (len(data.global_test) if self._whole_test_set else 0)
             evaluation = samples * each.forward / speed
         return PeerClock(algorithm, meter, self.loop, self.uptimes[me], each.training / speed, evaluation)
+
+
+def _flops_of(name: str, run: Run, data: RunData) -> Flops:
+    dataset, models = data[0], run.file.models
+    with kept_random_states():
+        width = models.features or models.group.features
+        return flops(name, dataset.channels, dataset.size, dataset.classes, width)
 
 
 class PeerClock(Clock):
