@@ -164,7 +164,9 @@ class LinkEnd:
         link = self.link
         self._up = self._reached = True
         self._stop_giving_up()
-        if self.gone and not self.finished:
+        if self.finished:  # it needs nothing
+            return
+        if self.gone:
             self.gone = False
             link.log.info("neighbor reconnected peer=%d", self.to)
             link.endpoint.mailbox.mark_connected(self.to)

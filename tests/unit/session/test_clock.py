@@ -208,6 +208,20 @@ def test_a_message_in_transit_to_a_peer_that_finishes_is_of_no_use(make_run: Any
     assert (ended.missing, last.missing) == (2, 0)
 
 
+def test_a_finished_peer_has_lost_nothing_when_it_is_back(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    """The fast peer has finished and been down before the slow one computes its second round."""
+    speed = 1e9 * seconds_of_training(make_run(**PAIR), 1, 1e9) / 4.0  # 4 s for an epoch
+    time = {
+        "devices": speeds(tmp_path, 1e12, speed),
+        "network": {"latency": 0.1},
+        "availability": trace(tmp_path, "0,3,3.5"),
+    }
+    run = make_run(rounds=2, **PAIR, time=time, transport={"deadline": 1.0})
+    on_clock(run, folder := prepare(tmp_path / "run", run))
+    assert "neighbor finished peer=0" in folder.peer(1).log.read_text()
+    assert not any("messages lost" in files.log.read_text() for files in folder.peers())
+
+
 def test_an_error_in_what_receives_a_message_ends_the_run(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def on_receive(self: DPSGD, body: Body) -> Body:
         raise ZeroDivisionError("on arrival")
