@@ -38,7 +38,8 @@ class Connection:
     def __init__(self, context: LinkContext, peer: PeerId, now: float) -> None:
         self.peer = peer
         self.writer = Writer(context.endpoint.journal, peer, context.hello, context.new_number)
-        self.reader = Reader(Id(context.endpoint.t, 0), context.budget, context.new_number)
+        first = context.endpoint.mailbox.first_read(peer, context.endpoint.t)
+        self.reader = Reader(Id(first, 0), context.budget, context.new_number)
         self.address = ""
         """Where the neighbor is looked for; empty: there is no socket for it."""
         self.connected_at = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -33,16 +34,40 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    request: LaunchRequest, console: Console, jobs: int = 1, watching: Watching = Watching()
+    request: LaunchRequest,
+    console: Console,
+    jobs: int = 1,
+    watching: Watching = Watching(),
+    replay: RunFolder | None = None,
 ) -> tuple[RunFolder, Summary]:
-    """Create a run and run all its peers in this process, or in ``jobs`` forks of it."""
+    """Create a run and run all its peers in this process, or in ``jobs`` forks of it.
+
+    Args:
+        replay: a finished run, whose rounds take the same messages.
+    """
     _prepare_forks(jobs)
     run = request.load()
     _check_device(run, jobs)
     check_trackers(run)
+    if replay is not None:
+        _check_replay(run, replay)
     folder = request.prepare(run, simulated=True)
     folder.write_info({**folder.info, "jobs": jobs})
+    if replay is not None:
+        for peer in range(run.peers):
+            shutil.copyfile(replay.peer(peer).order, folder.peer(peer).order)
     return folder, _run(run, folder, console, jobs, watching)
+
+
+def _check_replay(run: Run, replay: RunFolder) -> None:
+    """Raise LaunchError if a run cannot take the messages that another one has taken."""
+    if run.file.staleness is None:
+        raise LaunchError("--replay: rounds wait for one another in this run, which needs no order: leave it out")
+    if replay.info["config_hash"] != run.config_hash():
+        raise LaunchError(f"--replay {replay.root}: that run has other settings; replay its run.yaml")
+    unfinished = [files.peer for files in replay.peers() if outcome(files) != "finished"]
+    if unfinished or not all(files.order.exists() for files in replay.peers()):
+        raise LaunchError(f"--replay {replay.root}: not all of its peers have finished")
 
 
 def predict(request: LaunchRequest, machine: Path | None, console: Console) -> Prediction:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from p2pfl import PeerId
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.directions import Begin, Directions
 from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
@@ -23,28 +25,13 @@ from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Pipeline
-from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
+from p2pfl.messaging.schema import MAX_HEADER, B, shown, tensors_of, with_tensors
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
 
 MessageCounts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What a method exchanges with its neighbors.
-
-    Attributes:
-        layouts: what neighbors may send.
-        prunes: the method drops sources (``Net.receive_only_from``).
-        on_receive: replaces each body that arrives; called on the thread that decodes.
-    """
-
-    layouts: Iterable[Layout] = ()
-    prunes: bool = False
-    on_receive: Callable[[Body], Body] = lambda body: body
 
 
 class Endpoint:
@@ -59,6 +46,7 @@ class Endpoint:
             lists the peers still waited for.
         store: of the journal's bodies; default: memory.
         pipeline: what becomes of messages between the method and the wire; default: nothing.
+        mailbox: which messages a round takes; default: its own, for which it waits.
     """
 
     link: Link
@@ -72,6 +60,7 @@ class Endpoint:
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         store: BodyStore | None = None,
         pipeline: Pipeline | None = None,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self.neighborhood = neighborhood
         self.me = neighborhood.me
@@ -80,13 +69,13 @@ class Endpoint:
         self.prunes = conversation.prunes
         self.on_receive = conversation.on_receive
         self._pipeline = pipeline
-        self.schema = _schema(conversation.layouts, neighborhood.peers, pipeline)
+        self.schema = conversation.schema(neighborhood.peers, pipeline)
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
         self.idle = idle
         self.journal = Journal(self.neighbors, store)
-        self.mailbox = Mailbox(self.neighbors)
+        self.mailbox = mailbox or Mailbox(self.neighbors)
         if pipeline is not None:
             self.mailbox.on_discard = pipeline.left
         self.t = 0
@@ -132,6 +121,8 @@ class Endpoint:
         self.received: MessageCounts = {}
         self.missing: dict[str, list[PeerId]] = {}
         self.nonfinite: dict[str, list[PeerId]] = {}
+        self.ages: dict[str, Counter[int]] = {}
+        """By kind, how many bodies were taken of which age, in rounds, if rounds do not wait for one another."""
         self.waited = 0.0
         self.sending = 0.0
         """Seconds of encoding and writing this round's messages, and of waiting for receivers far behind."""
@@ -139,11 +130,21 @@ class Endpoint:
         """Seconds that waits in this round lasted beyond the last arrival."""
 
     async def await_start(self, t: int) -> None:
-        """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
+        """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it.
+
+        Where rounds do not wait for one another, round 0 waits until the neighbors have started.
+        """
         joins = self.neighborhood.joins
+        if t == 0 and not self.waits_for_rounds:
+            await self._wait(Begin.kind(), self.neighborhood.joined(0), 0)
         if 0 < joins.get(self.me, 0) == t:
             earlier = [neighbor for neighbor in self.neighborhood.joined(t) if joins.get(neighbor, 0) < t]
             await self._wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
+
+    @property
+    def waits_for_rounds(self) -> bool:
+        """Whether a round takes its own messages only, so that all peers compute it at about the same time."""
+        return not self.mailbox.keeps
 
     @property
     def sources(self) -> set[PeerId]:
@@ -166,6 +167,8 @@ class Endpoint:
         It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
         ``t``. So one neighbor of three or more cannot make this peer skip the run.
         """
+        if not self.waits_for_rounds:
+            return t
         joined = self.neighborhood.joined(self.t)
         present = [neighbor for neighbor in joined if not self.mailbox.is_disconnected(neighbor)]
         later = [first for neighbor in present if (first := self._first_kept.get(neighbor, 0)) > t]
@@ -190,7 +193,7 @@ class Endpoint:
         If the method prunes, their Begin says so. It is waited for like a message.
         """
         if self._receivers is None:
-            if self.prunes and self.t > 0:
+            if self.prunes and self.t > 0 and self.waits_for_rounds:
                 joins = self.neighborhood.joins
                 known = [j for j in self.expected_receivers if joins.get(j, 0) < self.t]
                 await self._wait(Begin.kind(), known, self.t)
@@ -284,12 +287,13 @@ class Endpoint:
     def converted(self, message: Message) -> Message:
         """Return a decoded message with the result of ``on_receive`` as its body; it may be changed in place.
 
-        With a pipeline, that happens when the message is taken: until then it takes as much memory as on the wire.
+        With a pipeline, or if it may be taken again, that happens when the message is taken: until then it takes as
+        much memory as on the wire.
         """
-        if self._pipeline is not None or isinstance(message.body, Begin):
+        if self._pipeline is not None or self.mailbox.keeps or isinstance(message.body, Begin):
             return message
         body = self.on_receive(message.body)
-        return message if body is message.body else replace(message, body=body)
+        return message if body is message.body else replace(message, body=body, stored=None)
 
     def accept(self, message: Message) -> None:
         """Accept a message. The link passes each message once, and the messages of a sender in order."""
@@ -330,26 +334,31 @@ class Endpoint:
         """
         senders = sorted(senders)
         await self._wait(kind, senders, t, deadline_factor, addressed=addressed)
-        taken = {sender: self.mailbox.take((t, kind, sender)) for sender in senders}
-        arrived = {sender: message for sender, message in taken.items() if message is not None}
+        arrived = self.mailbox.take_all(kind, senders, t)
+        awaited = senders if self.mailbox.waits else list(arrived)
         if addressed:
-            for sender in taken.keys() - arrived.keys():
+            for sender in set(senders) - arrived.keys():
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-            if self._pipeline is not None:
-                arrived[sender] = message = self._restored(message, self._pipeline)
+            if self.mailbox.keeps:
+                self.ages.setdefault(kind, Counter())[t - message.t] += 1
+            if self._pipeline is not None or self.mailbox.keeps:
+                arrived[sender] = message = self._restored(message)
             if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
-        if absent := [sender for sender in senders if sender not in arrived]:
+        if absent := [sender for sender in awaited if sender not in arrived]:
             self.count_as_missing(kind, absent)
         return arrived
 
-    def _restored(self, message: Message, pipeline: Pipeline) -> Message:
+    def _restored(self, message: Message) -> Message:
         """Return what the method gets in place of a message that it takes."""
-        restored = pipeline.incoming(message)
-        pipeline.left(message)
+        restored = message
+        if self._pipeline is not None:
+            restored = self._pipeline.incoming(message)
+            if not self.mailbox.keeps:
+                self._pipeline.left(message)
         return replace(restored, body=self.on_receive(restored.body)) if restored.finite else restored
 
     async def _wait(
@@ -358,6 +367,9 @@ class Endpoint:
         """Return when a message of each sender has arrived, or will not. Releases the compute slot meanwhile."""
         keys = {sender: (t, kind, sender) for sender in senders}
         if all(key in self.mailbox for key in keys.values()):
+            if self.mailbox.keeps:  # what has arrived is to count, and other peers of this host are to compute too
+                async with self.idle(list):
+                    await asyncio.sleep(0)
             return
 
         def still_missing() -> list[PeerId]:
@@ -382,7 +394,8 @@ class Endpoint:
     def state_dict(self) -> dict[str, Any]:
         """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
         changes = {} if self._pipeline is None else {"pipeline": self._pipeline.state_dict()}
-        return {**self._directions.state_dict(), "received_from": sorted(self.received_from), **changes}
+        arrived = {"mailbox": self.mailbox.state_dict(self.t)} if self.mailbox.keeps else {}
+        return {**self._directions.state_dict(), "received_from": sorted(self.received_from), **changes, **arrived}
 
     def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
         """Restore the state at the beginning of round ``t``; called before the link starts."""
@@ -391,15 +404,9 @@ class Endpoint:
         self._directions.load_state_dict(state)
         self.received_from.update(state["received_from"])
         self.t = t
+        if self.mailbox.keeps:
+            self.mailbox.load_state_dict(state["mailbox"], self.check, t)
         self.journal.load_state_dict(journal)
-
-
-def _schema(layouts: Iterable[Layout], peers: int, pipeline: Pipeline | None) -> MessageSchema:
-    """Return what is accepted on the wire."""
-    begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
-    if pipeline is not None:
-        layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
-    return MessageSchema((*layouts, begin))
 
 
 def _stored(body: B, encoded: Encoded, entry: JournalEntry, journal: Journal) -> B | None:

@@ -55,6 +55,9 @@ class Messenger(Protocol):
     memo: dict[str, Tensors] | None
 
     @property
+    def waits_for_rounds(self) -> bool: ...
+
+    @property
     def sources(self) -> set[PeerId]: ...
 
     @property
@@ -290,6 +293,8 @@ class Net:
         """
         senders = among if among is None or isinstance(among, Participants) else set(among)
         of = [j for j in self.sources if senders is None or j in senders]
+        if len(of) < len(self.sources) and not self._endpoint.waits_for_rounds:
+            raise NetError("exchange: with a synchrony other than rounds, every peer must send in every round")
         if senders is None or self.me in senders:
             await self._endpoint.see_first(body.kind(), of, deadline_factor)
             await self.broadcast(body)
@@ -321,6 +326,8 @@ class Net:
             op: ``mean`` or ``sum``.
         """
         endpoint = self._endpoint
+        if not endpoint.waits_for_rounds:
+            raise NetError("allreduce: all peers must compute the same round; leave out synchrony in the run file")
         topology = self._place.topology_at(self.t)
         if topology.directed:
             raise NetError("allreduce: edges of this round's graph have one direction only; use an undirected graph")

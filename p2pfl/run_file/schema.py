@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -330,6 +331,12 @@ def _distinct(trackers: tuple[TrackEntry, ...]) -> tuple[TrackEntry, ...]:
     return trackers
 
 
+class Staleness(Section):
+    """By how many rounds messages may be older or newer than the round that takes them."""
+
+    staleness: NonNegativeInt
+
+
 class RunFile(Section):
     """A run file as written, validated key by key. :class:`p2pfl.run_file.run.Run` adds what is derived from it."""
 
@@ -351,6 +358,9 @@ class RunFile(Section):
     plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
     """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics,
     losses, codecs and attacks this file names; relative to it."""
+    synchrony: Literal["rounds", "none"] | Staleness = "rounds"
+    """Which messages a round takes: those of the same round; ``{staleness: s}``: of each neighbor the newest of at
+    most s rounds before or after, for which it waits; none: the newest that have arrived."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
     codec: Annotated[dict[str, Named], BeforeValidator(_by_kind)] = Field(default={})
@@ -388,6 +398,13 @@ class RunFile(Section):
     """Write the page of `p2pfl report` into the run folder when `p2pfl launch` or `p2pfl simulate` ends."""
     out: ExpandedPath = Path("runs")
     """Folder in which run folders are created; the only path that starts from the working directory."""
+
+    @property
+    def staleness(self) -> float | None:
+        """Rounds by which messages may be older or newer, infinite for ``none``; None: rounds take their own."""
+        if isinstance(self.synchrony, Staleness):
+            return self.synchrony.staleness
+        return None if self.synchrony == "rounds" else math.inf
 
     _short = field_validator("graph", "algorithm", "gradient", mode="before")(Named.from_value)
     _short_rules = field_validator("aggregation", mode="before")(_rule)

@@ -155,7 +155,7 @@ class Saver:
         self.saved = done
         if complete or final:
             self._endpoint.durable = max(0, before)
-            self._endpoint.link.checkpointed(self._endpoint.durable)
+            self._endpoint.link.checkpointed(self._endpoint.mailbox.needed_after(self._endpoint.durable))
         now = perf_counter()
         self._due_at = now + min(MAX_INTERVAL, COST * (now - began))
         self._earliest = now + min(MAX_INTERVAL, COST_FORWARD * (now - began))

@@ -18,8 +18,9 @@ import torch
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.learning.cuda_graph import CapturedGradients
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
@@ -36,6 +37,7 @@ from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
+from p2pfl.session.order import make_mailbox, repeat_order
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
@@ -120,6 +122,7 @@ class Session:
             self._idle,
             runtime.store,
             make_pipeline(run, place, layouts, self.streams, self.algorithm),
+            make_mailbox(place.neighbors, run.file.staleness, folder, self.log),
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
@@ -277,6 +280,7 @@ class Session:
             sources=sources,
             receivers=receivers,
             combined=self.algorithm.aggregation.measured(),
+            ages=self.endpoint.ages,
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),
@@ -407,6 +411,8 @@ class Session:
             self.status.resumes = last.resumes_at_start()
         self.status.starts = 1 + (last.starts if last is not None and type(last.starts) is int else 0)
         saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
+        begin = 0 if saved is None else saved["rounds_done"]
+        repeat_order(self.endpoint.mailbox, self.folder, begin, self.log)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0, self.log)
             return

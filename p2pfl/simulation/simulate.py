@@ -63,6 +63,7 @@ def simulate(
         Exception: what the first peer to fail raised.
     """
     jobs = min(jobs, run.peers)
+    _check_order(run, folder)
     device = simulation_device(run, jobs)
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
@@ -108,6 +109,15 @@ def simulate(
         for session in sessions:
             session.endpoint.journal.clear()  # no peer needs the last messages
     return results
+
+
+def _check_order(run: Run, folder: RunFolder | None) -> None:
+    """Raise RunFileError if rounds do not wait for one another, and nothing says in which order messages arrive."""
+    if run.file.staleness is None:
+        return
+    if folder is None or not all(folder.peer(peer).order.exists() for peer in range(run.peers)):
+        text = "messages have an order over sockets only: use `p2pfl launch`, or `p2pfl simulate --replay RUN`"
+        raise run.error_at("synchrony", P2pflError(text))
 
 
 @contextmanager

@@ -31,8 +31,9 @@ from p2pfl.data import Dataset, Subset
 from p2pfl.errors import P2pflError
 from p2pfl.learning.peer_data import Samples
 from p2pfl.messaging.control import FOREVER
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.edge import OPTIONAL_DELAY
-from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
+from p2pfl.messaging.endpoint import Endpoint, MessageCounts
 from p2pfl.messaging.journal import BodyStore, JournalEntry, Place
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood

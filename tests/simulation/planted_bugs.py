@@ -55,7 +55,7 @@ def _see_no_gap(entry: Method) -> Method:
 
 def _send_durable_too_early(checkpointed: Method) -> Method:
     # Two rounds: one is covered by the checkpoint before the last.
-    return lambda self, durable: checkpointed(self, durable + 2)
+    return lambda self, needed: checkpointed(self, {peer: t + 2 for peer, t in needed.items()})
 
 
 def _want_too_late(hello: Method) -> Method:

@@ -13,9 +13,10 @@ import pytest
 from p2pfl.errors import Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER, Id
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
 from p2pfl.messaging.directions import Begin
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood

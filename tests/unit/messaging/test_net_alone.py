@@ -35,6 +35,7 @@ class ScriptedEndpoint:
     """Receives what a test says, and records what is sent."""
 
     prunes = False
+    waits_for_rounds = True
     memo: dict[str, Tensors] | None = None
 
     def __init__(self, me: int, topology: Topology, received: Mapping[int, Message] = MappingProxyType({})) -> None:
