@@ -139,9 +139,10 @@ class Connection:
         """Return what to ask the neighbor for, if that is due."""
         if not self.address or (self.lost_at is not None and self.writer.state is WriterState.DOWN):
             return None
-        awaited = self._context.endpoint.mailbox.awaited
+        mailbox = self._context.endpoint.mailbox
+        self.reader.used = mailbox.used.get(self.peer, 0)
         closing = self.closing or self.reader.finished
-        return self.reader.want(self.pending(), now, waiting=self.peer in awaited, closing=closing)
+        return self.reader.want(self.pending(), now, waiting=self.peer in mailbox.awaited, closing=closing)
 
     def pending(self) -> int:
         """Return the bytes of the neighbor's messages that the algorithm has not taken yet."""

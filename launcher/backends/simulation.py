@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -26,6 +25,7 @@ from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.process_title import set_title
 from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.replay import Replay
 from p2pfl.stop_signals import interrupt_by
 
 if TYPE_CHECKING:
@@ -49,25 +49,12 @@ def simulate(
     run = request.load()
     _check_device(run, jobs)
     check_trackers(run)
-    if replay is not None:
-        _check_replay(run, replay)
+    replayed = None if replay is None else Replay(replay, run.config_hash())
     folder = request.prepare(run, simulated=True)
     folder.write_info({**folder.info, "jobs": jobs})
-    if replay is not None:
-        for peer in range(run.peers):
-            shutil.copyfile(replay.peer(peer).order, folder.peer(peer).order)
+    if replayed is not None:
+        replayed.copy_order(folder)
     return folder, _run(run, folder, console, jobs, watching)
-
-
-def _check_replay(run: Run, replay: RunFolder) -> None:
-    """Raise LaunchError if a run cannot take the messages that another one has taken."""
-    if run.file.staleness is None:
-        raise LaunchError("--replay: rounds wait for one another in this run, which needs no order: leave it out")
-    if replay.info["config_hash"] != run.config_hash():
-        raise LaunchError(f"--replay {replay.root}: that run has other settings; replay its run.yaml")
-    unfinished = [files.peer for files in replay.peers() if outcome(files) != "finished"]
-    if unfinished or not all(files.order.exists() for files in replay.peers()):
-        raise LaunchError(f"--replay {replay.root}: not all of its peers have finished")
 
 
 def predict(request: LaunchRequest, machine: Path | None, console: Console) -> Prediction:

@@ -74,8 +74,8 @@ class Endpoint:
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
         self.idle = idle
-        self.journal = Journal(self.neighbors, store)
         self.mailbox = mailbox or Mailbox(self.neighbors)
+        self.journal = Journal(self.neighbors, store, supersedes=not self.mailbox.waits)
         if pipeline is not None:
             self.mailbox.on_discard = pipeline.left
         self.t = 0
@@ -254,7 +254,7 @@ class Endpoint:
                     copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
                 else:
                     self._write(tuple(some), changed, 1, stored=False, checked=checked)
-        if behind := self.link.behind(receivers):
+        if self.mailbox.waits and (behind := self.link.behind(receivers)):
             async with self.idle(lambda: self.link.behind(behind)):
                 await self.link.caught_up(behind)
         self.sending += clock() - began

@@ -74,6 +74,9 @@ class Mailbox:
         self._nothing: dict[PeerId, int] = {}  # the latest round in which the sender has nothing for this peer
         self.taken_bytes = dict.fromkeys(senders, 0)
         """Bytes of each sender's messages that were taken or discarded: its window grows. Any thread may read it."""
+        self.used: dict[PeerId, int] = {}
+        """Where rounds take messages of other rounds: the round after the last one of which they took a sender's. Any
+        thread may read it."""
         self.awaited: frozenset[PeerId] = frozenset()
         """Senders of the messages waited for when the last wait began or ended. Any thread may read it."""
         self.failure: BaseException | None = None

@@ -79,8 +79,13 @@ class NewestMailbox(Mailbox):
         """Repeat takes of an earlier process, or of another run; called before the first message arrives."""
         self._repeated = {(take.t, take.kind): take for take in takes}  # of two, the first could not be repeated
         for take in self._repeated.values():
-            for sender, t in take.rounds.items():
-                self._uses[take.kind, sender][t] += 1
+            self._note_used(take)
+            for sender, r in take.rounds.items():
+                self._uses[take.kind, sender][r] += 1
+
+    def _note_used(self, take: Take) -> None:
+        for sender, r in take.rounds.items():
+            self.used[sender] = max(r + 1, self.used.get(sender, 0))
 
     # ---- what arrives
 
@@ -155,6 +160,7 @@ class NewestMailbox(Mailbox):
             rounds[sender] = self._choice((t, kind, sender))
         take = Take(t, kind, rounds)
         if repeated is None or lost:
+            self._note_used(take)
             self._record(take)
         for sender in lost:
             self._on_lost(take, sender)

@@ -355,12 +355,12 @@ class RunFile(Section):
     """How each peer combines what it receives with its own: a rule, or a list of rules, one after the other."""
     gradient: Named = Named(name="mean")
     """How batches are drawn and their gradients made in local training."""
-    plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
-    """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics,
-    losses, codecs and attacks this file names; relative to it."""
     synchrony: Literal["rounds", "none"] | Staleness = "rounds"
     """Which messages a round takes: those of the same round; ``{staleness: s}``: of each neighbor the newest of at
     most s rounds before or after, for which it waits; none: the newest that have arrived."""
+    plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
+    """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics,
+    losses, codecs and attacks this file names; relative to it."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
     codec: Annotated[dict[str, Named], BeforeValidator(_by_kind)] = Field(default={})

@@ -75,6 +75,8 @@ class ReplayingLink(LocalLink):
 
     def announce(self, entry: JournalEntry) -> None:
         self.hub.deliver(self.me, entry, entry.to)
+        for to in entry.to:
+            self.hub.endpoints[self.me].journal.read_by(to, entry.id.next)
 
     def nothing(self, to: PeerId, t: int) -> None:
         self.hub.nothing(self.me, to, t)
