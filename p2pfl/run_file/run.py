@@ -142,8 +142,8 @@ class Run:
                 hashlib.sha256(self._read(path)).hexdigest() if portable else f"{FILES}/{path.name}"
             )
         data["augment"] = section(file.data.augment, self.augmentation)
-        if file.staleness is not None:
-            plain["synchrony"] = file.model_dump(mode="json", include={"synchrony"})["synchrony"]
+        if file.synchrony.bound is not None:
+            plain["synchrony"] = file.synchrony.short
         if self.codecs:
             plain["codec"] = {kind: section(file.codec[kind], codec) for kind, codec in self.codecs.items()}
         if self.attacks:

@@ -331,10 +331,29 @@ def _distinct(trackers: tuple[TrackEntry, ...]) -> tuple[TrackEntry, ...]:
     return trackers
 
 
-class Staleness(Section):
-    """By how many rounds messages may be older or newer than the round that takes them."""
+class Synchrony(Section):
+    """Which messages of its neighbors a round takes: either ``name`` or ``staleness`` is set."""
 
-    staleness: NonNegativeInt
+    name: Literal["rounds", "none"] | None = None
+    """rounds: those of the same round; none: the newest that have arrived, if any."""
+    staleness: NonNegativeInt | None = None
+    """s: of each neighbor the newest of at most s rounds before or after, for which it waits."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.name is None) == (self.staleness is None):
+            raise ValueError("should be rounds, none, or a mapping with staleness")
+        return self
+
+    @property
+    def bound(self) -> float | None:
+        """Rounds by which messages may be older or newer, infinite for ``none``; None: rounds take their own."""
+        return {"rounds": None, "none": math.inf}[self.name] if self.name is not None else self.staleness
+
+    @property
+    def short(self) -> Any:
+        """As in a run file."""
+        return self.name or {"staleness": self.staleness}
 
 
 class RunFile(Section):
@@ -355,9 +374,8 @@ class RunFile(Section):
     """How each peer combines what it receives with its own: a rule, or a list of rules, one after the other."""
     gradient: Named = Named(name="mean")
     """How batches are drawn and their gradients made in local training."""
-    synchrony: Literal["rounds", "none"] | Staleness = "rounds"
-    """Which messages a round takes: those of the same round; ``{staleness: s}``: of each neighbor the newest of at
-    most s rounds before or after, for which it waits; none: the newest that have arrived."""
+    synchrony: Annotated[Synchrony, BeforeValidator(from_name)] = Synchrony(name="rounds")
+    """Which messages a round takes: of the same round, or the newest (``none``, or ``{staleness: 4}``)."""
     plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
     """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics,
     losses, codecs and attacks this file names; relative to it."""
@@ -398,13 +416,6 @@ class RunFile(Section):
     """Write the page of `p2pfl report` into the run folder when `p2pfl launch` or `p2pfl simulate` ends."""
     out: ExpandedPath = Path("runs")
     """Folder in which run folders are created; the only path that starts from the working directory."""
-
-    @property
-    def staleness(self) -> float | None:
-        """Rounds by which messages may be older or newer, infinite for ``none``; None: rounds take their own."""
-        if isinstance(self.synchrony, Staleness):
-            return self.synchrony.staleness
-        return None if self.synchrony == "rounds" else math.inf
 
     _short = field_validator("graph", "algorithm", "gradient", mode="before")(Named.from_value)
     _short_rules = field_validator("aggregation", mode="before")(_rule)

@@ -113,7 +113,7 @@ def simulate(
 
 def _check_order(run: Run, folder: RunFolder | None) -> None:
     """Raise RunFileError if rounds do not wait for one another, and nothing says in which order messages arrive."""
-    if run.file.staleness is None:
+    if run.file.synchrony.bound is None:
         return
     if folder is None or not all(folder.peer(peer).order.exists() for peer in range(run.peers)):
         text = "messages have an order over sockets only: use `p2pfl launch`, or `p2pfl simulate --replay RUN`"

@@ -250,6 +250,6 @@ def test_announces_the_round_of_the_previous_checkpoint(tmp_path: Path, make_run
     assert saved is not None
     assert saved["rounds_done"] == 5
     run_until(rounds=8)
-    assert announced[3:] == [5, 6, 7]  # at 6, at the end, and once more for the previous checkpoint
+    assert announced[3:] == [{1: 5}, {1: 6}, {1: 7}]  # at 6, at the end, and once more for the previous checkpoint
     before = checkpoint.read(checkpoint.previous(folder.peer(0).checkpoint))
     assert before["rounds_done"] == 7

@@ -41,8 +41,8 @@ def filled(staleness: float, rounds: Sequence[int], t: int = 0) -> NewestMailbox
     return box
 
 
-def taken(box: NewestMailbox, t: int, senders: Sequence[int] = (1,)) -> dict[int, float]:
-    found = {}
+def taken(box: NewestMailbox, t: int, senders: Sequence[int] = (1,)) -> dict[int, int]:
+    found: dict[int, int] = {}
     for sender, each in box.take_all(KIND, senders, t).items():
         assert isinstance(each.body, Word)
         assert torch.equal(each.body.values, torch.full((2,), float(each.t)))
