@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
@@ -121,8 +120,8 @@ class Endpoint:
         self.received: MessageCounts = {}
         self.missing: dict[str, list[PeerId]] = {}
         self.nonfinite: dict[str, list[PeerId]] = {}
-        self.ages: dict[str, Counter[int]] = {}
-        """By kind, how many bodies were taken of which age, in rounds, if rounds do not wait for one another."""
+        self.taken_ages: dict[str, dict[PeerId, int]] = {}
+        """By kind and sender, the age of the body taken in this round, in rounds; negative if the sender is ahead."""
         self.waited = 0.0
         self.sending = 0.0
         """Seconds of encoding and writing this round's messages, and of waiting for receivers far behind."""
@@ -341,8 +340,7 @@ class Endpoint:
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-            if self.mailbox.keeps:
-                self.ages.setdefault(kind, Counter())[t - message.t] += 1
+            self.taken_ages.setdefault(kind, {})[sender] = t - message.t
             if self.pipeline is not None or self.mailbox.keeps:
                 arrived[sender] = message = self._restored(message)
             if not self.outcomes.note(MESSAGES, message.diverged):

@@ -53,6 +53,7 @@ class Messenger(Protocol):
     neighborhood: Neighborhood
     prunes: bool
     memo: dict[str, Tensors] | None
+    taken_ages: dict[str, dict[PeerId, int]]
 
     @property
     def waits_for_rounds(self) -> bool: ...
@@ -297,6 +298,13 @@ class Net:
             await self._endpoint.see_first(body.kind(), of, deadline_factor)
             await self.broadcast(body)
         return await self.gather(type(body), of, deadline_factor)
+
+    def ages(self, kind: type[Body]) -> dict[PeerId, int]:
+        """Return for each source how many rounds ago the body was sent that this round took; negative if it is ahead.
+
+        All are 0, unless the run file has another ``synchrony`` than rounds.
+        """
+        return dict(self._endpoint.taken_ages.get(kind.kind(), {}))
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
         """Record that a body of ``kind`` arrived that its receiver cannot use."""

@@ -136,7 +136,7 @@ def log_round(
     if record.sources or record.receivers:
         more.append(f"sources={record.sources} receivers={'?' if record.receivers is None else record.receivers}")
     for kind, ages in record.ages.items():
-        taken = [age for age, count in sorted(ages.items()) for _ in range(count)]
+        taken = sorted(ages.values())
         more.append(f"ages of {kind} median={median(taken):g} from={taken[0]} to={taken[-1]}")
     if record.weights:
         largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]

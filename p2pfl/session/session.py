@@ -280,7 +280,7 @@ class Session:
             sources=sources,
             receivers=receivers,
             combined=self.algorithm.aggregation.measured(),
-            ages=self.endpoint.ages,
+            ages={} if self.endpoint.waits_for_rounds else self.endpoint.taken_ages,
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),
