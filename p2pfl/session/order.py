@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.messaging.mailbox import Mailbox
@@ -45,12 +46,15 @@ def repeat_order(mailbox: Mailbox, folder: PeerFolder, begin: int, log: logging.
     if not isinstance(mailbox, NewestMailbox):
         return
     lines = read_lines(folder.order)
-    mailbox.repeat(
-        Take(line["t"], line["kind"], {int(peer): t for peer, t in line["rounds"].items()})
-        for line in lines
-        if line.get("t", -1) >= begin
-    )
+    mailbox.repeat(take for take in takes(lines) if take.t >= begin)
     boots = [line["boot"] for line in lines if "boot" in line]
     if boots and boots[-1] != boot_id():
         log.warning("host restarted: the order of the last rounds may be lost, and their results may differ")
     append_line(folder.order, json.dumps({"boot": boot_id()}))
+
+
+def takes(lines: Iterable[Mapping[str, Any]]) -> Iterator[Take]:
+    """Yield the takes in an order file."""
+    for line in lines:
+        if "t" in line:
+            yield Take(line["t"], line["kind"], {int(peer): t for peer, t in line["rounds"].items()})
