@@ -79,7 +79,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
     replies: ClassVar[bool] = False
     """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
     asynchronous: ClassVar[bool] = False
-    """Each round sends and takes one body of a kind, of any round: the run file may choose a ``synchrony``."""
+    """A round takes one body of each kind, of any round: the run file may choose a ``synchrony``."""
     own_gradients: ClassVar[bool] = False
     """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
     named_loss: ClassVar[bool] = False

@@ -25,6 +25,7 @@ from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import MAX_HEADER, B, shown, tensors_of, with_tensors
+from p2pfl.messaging.waits import Waits
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
@@ -71,10 +72,10 @@ class Endpoint:
         self.schema = conversation.schema(neighborhood.peers, pipeline)
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
-        self.wait_policy = wait_policy or WaitPolicy()
         self.idle = idle
         self.mailbox = mailbox or Mailbox(self.neighbors)
         self.journal = Journal(self.neighbors, store, supersedes=not self.mailbox.waits)
+        self.waits = Waits(self.mailbox, wait_policy or WaitPolicy(), idle)
         if pipeline is not None:
             self.mailbox.on_discard = pipeline.left
         self.t = 0
@@ -92,8 +93,6 @@ class Endpoint:
         self.outcomes = Outcomes()  # the algorithm's, which counts messages too, in a session
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
-        self._waiting = 0  # waits in progress, in several tasks of the method
-        self._wait_began = self._wasted = 0.0
         self._reset_counters()
 
     # ---- rounds
@@ -122,11 +121,9 @@ class Endpoint:
         self.nonfinite: dict[str, list[PeerId]] = {}
         self.taken_ages: dict[str, dict[PeerId, int]] = {}
         """By kind and sender, the age of the body taken in this round, in rounds; negative if the sender is ahead."""
-        self.waited = 0.0
+        self.waits.reset()
         self.sending = 0.0
         """Seconds of encoding and writing this round's messages, and of waiting for receivers far behind."""
-        self.wasted_wait = 0.0
-        """Seconds that waits in this round lasted beyond the last arrival."""
 
     async def await_start(self, t: int) -> None:
         """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it.
@@ -135,10 +132,10 @@ class Endpoint:
         """
         joins = self.neighborhood.joins
         if t == 0 and not self.waits_for_rounds:
-            await self._wait(Begin.kind(), self.neighborhood.joined(0), 0)
+            await self.waits.wait(Begin.kind(), self.neighborhood.joined(0), 0)
         if 0 < joins.get(self.me, 0) == t:
             earlier = [neighbor for neighbor in self.neighborhood.joined(t) if joins.get(neighbor, 0) < t]
-            await self._wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
+            await self.waits.wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
 
     @property
     def waits_for_rounds(self) -> bool:
@@ -195,7 +192,7 @@ class Endpoint:
             if self.prunes and self.t > 0 and self.waits_for_rounds:
                 joins = self.neighborhood.joins
                 known = [j for j in self.expected_receivers if joins.get(j, 0) < self.t]
-                await self._wait(Begin.kind(), known, self.t)
+                await self.waits.wait(Begin.kind(), known, self.t)
             self._receivers = self.expected_receivers
         return self._receivers
 
@@ -218,7 +215,7 @@ class Endpoint:
         if self.pipeline is None or not await self.receivers():
             return
         if awaited := sorted(self.pipeline.awaits(kind, senders, self.t)):
-            await self._wait(kind, awaited, self.t, deadline_factor)
+            await self.waits.wait(kind, awaited, self.t, deadline_factor)
             found = (self.mailbox.peek((self.t, kind, sender)) for sender in awaited)
             restored = map(self.pipeline.incoming, filter(None, found))
             self.pipeline.see(kind, {message.sender: message.body for message in restored if message.finite})
@@ -332,7 +329,7 @@ class Endpoint:
                 for each such call of the round. A message that misses its call is not taken by the next one.
         """
         senders = sorted(senders)
-        await self._wait(kind, senders, t, deadline_factor, addressed=addressed)
+        await self.waits.wait(kind, senders, t, deadline_factor, addressed=addressed)
         arrived = self.mailbox.take_all(kind, senders, t)
         awaited = senders if self.mailbox.waits else list(arrived)
         if addressed:
@@ -358,34 +355,6 @@ class Endpoint:
             if not self.mailbox.keeps:
                 self.pipeline.left(message)
         return replace(restored, body=self.on_receive(restored.body)) if restored.finite else restored
-
-    async def _wait(
-        self, kind: str, senders: Iterable[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
-    ) -> None:
-        """Return when a message of each sender has arrived, or will not. Releases the compute slot meanwhile."""
-        keys = {sender: (t, kind, sender) for sender in senders}
-        if all(key in self.mailbox for key in keys.values()):
-            if self.mailbox.keeps:  # what has arrived is to count, and other peers of this host are to compute too
-                async with self.idle(list):
-                    await asyncio.sleep(0)
-            return
-
-        def still_missing() -> list[PeerId]:
-            return [sender for sender, key in keys.items() if key not in self.mailbox]
-
-        async with self.idle(still_missing):
-            clock = asyncio.get_running_loop().time
-            if self._waiting == 0:
-                self._wait_began, self._wasted = clock(), 0.0
-            self._waiting += 1  # waits of several tasks overlap: each second counts once
-            try:
-                waiting = self.mailbox.wait(keys.values(), self.wait_policy, deadline_factor, addressed=addressed)
-                self._wasted = max(self._wasted, await waiting)
-            finally:
-                self._waiting -= 1
-            if self._waiting == 0:
-                self.wasted_wait += self._wasted
-                self.waited += clock() - self._wait_began
 
     # ---- state
 

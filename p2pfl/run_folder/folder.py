@@ -206,11 +206,6 @@ class PeerFolder:
         return self.root / "metrics.jsonl"
 
     @property
-    def order(self) -> Path:
-        """Which messages each round has taken, if rounds do not wait for one another."""
-        return self.root / "order.jsonl"
-
-    @property
     def checkpoint(self) -> Path:
         return self.root / "checkpoint.pt"
 

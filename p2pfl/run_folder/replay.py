@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 from p2pfl.errors import RunFolderError
-from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
+
+
+def order_of(files: PeerFolder) -> Path:
+    """Return a peer's file that says which messages each round has taken; it has one if rounds do not wait."""
+    return files.root / "order.jsonl"
 
 
 class Replay:
@@ -28,10 +34,10 @@ class Replay:
             others = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
             reason = f"peer {unfinished[0]}{others} has not finished"
             raise RunFolderError(f"{folder.root}: {reason}; only a finished run can be replayed")
-        if not all(files.order.exists() for files in self._peers):
+        if not all(order_of(files).exists() for files in self._peers):
             raise RunFolderError(f"{folder.root}: its rounds waited for one another: simulate its run.yaml as it is")
 
     def copy_order(self, folder: RunFolder) -> None:
         """Have the rounds of a new run take the same messages."""
         for files in self._peers:
-            shutil.copyfile(files.order, folder.peer(files.peer).order)
+            shutil.copyfile(order_of(files), order_of(folder.peer(files.peer)))

@@ -19,6 +19,7 @@ from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.newest import NewestMailbox, Take
 from p2pfl.run_folder.files import append_line, read_lines
 from p2pfl.run_folder.folder import PeerFolder
+from p2pfl.run_folder.replay import order_of
 from p2pfl.session.body_files import boot_id
 
 
@@ -32,7 +33,7 @@ def make_mailbox(
     def record(take: Take) -> None:
         if folder is not None:
             line = {"t": take.t, "kind": take.kind, "rounds": dict(take.rounds)}
-            append_line(folder.order, json.dumps(line))
+            append_line(order_of(folder), json.dumps(line))
 
     def on_lost(take: Take, sender: PeerId) -> None:
         text = "order not repeated t=%d kind=%s peer=%d taken=%d: the neighbor has deleted what was taken before"
@@ -45,12 +46,12 @@ def repeat_order(mailbox: Mailbox, folder: PeerFolder, begin: int, log: logging.
     """Have the rounds from ``begin`` on take what the order file says. Raises RunFolderError, WriteError."""
     if not isinstance(mailbox, NewestMailbox):
         return
-    lines = read_lines(folder.order)
+    lines = read_lines(order_of(folder))
     mailbox.repeat(take for take in takes(lines) if take.t >= begin)
     boots = [line["boot"] for line in lines if "boot" in line]
     if boots and boots[-1] != boot_id():
         log.warning("host restarted: the order of the last rounds may be lost, and their results may differ")
-    append_line(folder.order, json.dumps({"boot": boot_id()}))
+    append_line(order_of(folder), json.dumps({"boot": boot_id()}))
 
 
 def takes(lines: Iterable[Mapping[str, Any]]) -> Iterator[Take]:

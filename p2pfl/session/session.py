@@ -266,7 +266,7 @@ class Session:
             loss=self.algorithm.meter.drain(),
             seconds={
                 "training": self.algorithm.training_seconds,
-                "waiting": self.endpoint.waited,
+                "waiting": self.endpoint.waits.seconds,
                 "sending": self.endpoint.sending,
                 "queued": self.slot.queued,
                 "evaluating": now - evaluating,
@@ -286,7 +286,7 @@ class Session:
             diagnostics=diagnostics_of(self.algorithm),
             outcomes=self.algorithm.outcomes.drain(),
         )
-        self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
+        self.endpoint.waits.policy.took(now - began - self.endpoint.waits.wasted)
         self.algorithm.training_seconds = 0.0
         self.rounds_done = t + 1
         self.totals.add(record)
