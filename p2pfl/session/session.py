@@ -36,7 +36,7 @@ from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
-from p2pfl.session.order import make_mailbox, repeat_order
+from p2pfl.session.order import make_mailbox
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
@@ -135,8 +135,7 @@ class Session:
         self._loss_diverged = False  # the log has a warning of it, which later rounds do not repeat
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
-        every = self.settings.checkpoint_every
-        url = self.settings.checkpoint_copies
+        every, url = self.settings.checkpoint_every, self.settings.checkpoint_copies
         self._copies = None if folder is None or url is None else CheckpointCopies(url, run_id, folder, self.log)
         self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log, self._copies)
         self._resumed = False
@@ -411,8 +410,6 @@ class Session:
             self.status.resumes = last.resumes_at_start()
         self.status.starts = 1 + (last.starts if last is not None and type(last.starts) is int else 0)
         saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
-        begin = 0 if saved is None else saved["rounds_done"]
-        repeat_order(self.endpoint.mailbox, self.folder, begin, self.log)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0, self.log)
             return
