@@ -136,7 +136,7 @@ class Run:
             return {"name": named.name, **options.to_dict(portable=portable)}
 
         file = self.file
-        plain = file.model_dump(mode="json", exclude={"codec", "adversaries"})
+        plain = file.model_dump(mode="json", exclude={"codec", "adversaries", "synchrony"})
         plain["models"] = file.models.resolved(portable=portable)
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(file.graph.name, self.topology, self.schedule)
@@ -153,6 +153,8 @@ class Run:
         data["augment"] = section(file.data.augment, self.augmentation)
         for part, key in self._files_of_time:
             plain["time"][part][key] = str(_copy_of((part, key)))
+        if file.synchrony.bound is not None:
+            plain["synchrony"] = file.synchrony.short
         if self.codecs:
             plain["codec"] = {kind: section(file.codec[kind], codec) for kind, codec in self.codecs.items()}
         if self.attacks:

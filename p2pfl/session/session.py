@@ -20,8 +20,9 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import PluginError, error_text
 from p2pfl.learning.cuda_graph import CapturedGradients
 from p2pfl.messaging.clock import Clock
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.plugins.loading import naming_lines
@@ -37,6 +38,7 @@ from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
+from p2pfl.session.order import make_mailbox
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
@@ -101,11 +103,8 @@ class Session:
         runtime: Runtime = Runtime(),
     ) -> None:
         self.settings = run.file
-        self.me = me
-        self.run_id = run_id
-        self.folder = folder
-        self.log = runtime.log
-        self.on_round = runtime.on_round
+        self.me, self.run_id, self.folder = me, run_id, folder
+        self.log, self.on_round = runtime.log, runtime.on_round
         self.faults = Faults()
         """Fault injector."""
         self.streams = Streams(run.seed, me)
@@ -127,8 +126,9 @@ class Session:
             self._idle,
             runtime.store,
             make_pipeline(run, place, layouts, self.streams, self.algorithm),
+            make_mailbox(place.neighbors, run.file.synchrony.bound, folder, self.log),
         )
-        self.endpoint.outcomes, self.endpoint.clock = self.algorithm.outcomes, self.clock
+        self.endpoint.outcomes, self.endpoint.waits.clock = self.algorithm.outcomes, self.clock
         self.totals = Totals()
         self.status = Status(me, os.getpid(), tested_on=asdict(self.algorithm.data.tested_on))
         self.status_file = StatusFile(self.status, folder, run.peers, self._queues, live=not self.clock.simulated)
@@ -272,7 +272,7 @@ class Session:
             loss=self.algorithm.meter.drain(),
             seconds={
                 "training": self.algorithm.training_seconds,
-                "waiting": self.endpoint.waited,
+                "waiting": self.endpoint.waits.seconds,
                 "sending": self.endpoint.sending,
                 "queued": self.slot.queued,
                 "evaluating": now - evaluating,
@@ -286,12 +286,13 @@ class Session:
             sources=sources,
             receivers=receivers,
             combined=self.algorithm.aggregation.measured(),
+            ages={} if self.endpoint.waits_for_rounds else self.endpoint.taken_ages,
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),
             outcomes=self.algorithm.outcomes.drain(),
         )
-        self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
+        self.endpoint.waits.policy.took(now - began - self.endpoint.waits.wasted)
         self.algorithm.training_seconds = 0.0
         self.rounds_done = t + 1
         self.totals.add(record)
