@@ -117,6 +117,7 @@ class LinkEnd:
         if entry.optional and (held := self.optional_until) > time.now():
             time.call_at(held, self.send)
             return
+        link.endpoint.journal.offer(self.to, entry)  # from now on, no newer entry takes its place
         size = len(entry.header) + entry.size
         self._transfer = link.hub.transfers.begin(link.me, self.to, size, partial(self._sent, entry))
 

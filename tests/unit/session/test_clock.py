@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
@@ -16,6 +17,7 @@ from p2pfl.models.cost import flops
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import Result, RunFolder
+from p2pfl.run_folder.replay import order_of
 from p2pfl.session import metrics
 from p2pfl.session.build import load_data
 from p2pfl.simulation.simulate import simulate
@@ -87,6 +89,29 @@ def test_equal_runs_write_equal_records(make_run: Any, prepare: Any, tmp_path: P
         found[-1] += [{"digest": result.digest, "rounds": result.rounds_done} for result in results]
     assert found[0] == found[1]
     assert any(record.get("missing") for record in found[0])
+
+
+# ---- rounds that do not wait for one another
+
+APART: dict[str, Any] = {"rounds": 5, "peers": 5, "graph": "ring", "time": UNEVEN}
+
+
+def test_rounds_with_staleness_0_end_with_the_bits_of_rounds_that_wait(make_run: Any) -> None:
+    waiting, stale = (on_clock(make_run(**APART, synchrony=synchrony)) for synchrony in ("rounds", {"staleness": 0}))
+    assert [result.digest for result in stale] == [result.digest for result in waiting]
+
+
+def test_rounds_that_do_not_wait_take_fewer_seconds_and_can_be_replayed(
+    make_run: Any, prepare: Any, tmp_path: Path
+) -> None:
+    run = make_run(**APART, synchrony="none")
+    results = on_clock(run, folder := prepare(tmp_path / "run", run))
+    slowest = max(result.seconds["total"] for result in on_clock(make_run(**APART)))
+    assert sum(result.seconds["total"] < 0.8 * slowest for result in results) >= 3
+    again = prepare(tmp_path / "again", run)
+    for files in folder.peers():
+        shutil.copyfile(order_of(files), order_of(again.peer(files.peer)))
+    assert [result.digest for result in simulate(run, again)] == [result.digest for result in results]
 
 
 # ---- seconds
