@@ -1,0 +1,180 @@
+"""What rules derive of contributions: combinations of their vectors, which are computed where they are read.
+
+Clipping and mixing make y_i = c + Σ_k w_ik (x_k − c) of contributions x_k and a center c. As long as rules only measure
+distances, the weights tell them: ‖y_i − y_j‖² = (w_i − w_j)ᵀ P (w_i − w_j) with P_kl = (x_k − c)·(x_l − c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl import PeerId
+from p2pfl.aggregation.sums import Floats, squared_distances
+from p2pfl.tensors import PART, Tensors, flat_parts, is_finite, weighted_sum, widened
+
+Terms = Sequence[tuple[float, Tensors]]
+"""Weights and models that are added up."""
+
+
+ROUNDING = 1e-12
+"""Of a sum of weights that is 1."""
+
+
+class Span:
+    """Vectors x_k of m models, and the center c; without one, weights sum to 1, so that it makes no difference.
+
+    Args:
+        squares: the squared distances between the models, float64 [m, m], if they are known. Only without a center.
+    """
+
+    def __init__(
+        self, models: Sequence[Tensors], center: Tensors | None = None, squares: Floats | None = None
+    ) -> None:
+        self.models = models
+        self.center = center
+        self._squares = squares
+
+    @cached_property
+    def products(self) -> Floats:
+        """P, float64 [m, m]."""
+        if self.center is not None:
+            squares, _ = squared_distances([self.center, *self.models])
+            return _products(squares, 0)[1:, 1:]
+        squares = squared_distances(self.models)[0] if self._squares is None else self._squares
+        # One that is not far from most: so what is computed for those near one another is exact.
+        return _products(squares, int(np.median(squares, axis=1).argmin()))
+
+    def terms(self, weights: Floats) -> Terms:
+        """Return what c + Σ_k w_k (x_k − c) adds up, w float64 [m]."""
+        found = [(float(w), model) for w, model in zip(weights, self.models, strict=True) if w]
+        rest = 1.0 - float(weights.sum())
+        if self.center is not None and rest > ROUNDING:
+            found.append((rest, self.center))
+        return found
+
+
+def _products(squares: Floats, origin: int) -> Floats:
+    """Return inner products of vectors relative to one of them, given their squared distances."""
+    apart = squares[origin]
+    products: Floats = 0.5 * (apart[:, None] + apart - squares)
+    return products
+
+
+class Combinations:
+    """Vectors y_i. Their tensors of one name are computed together, and kept until those of another are read.
+
+    Args:
+        weights: w, float64 [n, m].
+    """
+
+    def __init__(self, span: Span, weights: Floats) -> None:
+        self.span = span
+        self.weights = weights
+        self._name: str | None = None
+        self._rows: Sequence[Tensor] | None = None
+
+    def rows(self, name: str) -> Sequence[Tensor] | None:
+        """Return a tensor of each, in the dtype of the models; None if that is one of integers."""
+        if self._name != name:
+            self._rows, self._name = self._computed(name), name
+        return self._rows
+
+    def _computed(self, name: str) -> Sequence[Tensor] | None:
+        like = self.span.models[0][name]
+        if not (like.is_floating_point() or like.is_complex()):
+            return None
+        models = [widened(model[name].to(like.device)) for model in self.span.models]
+        rows = [models[int(weights.argmax())] if _is_unit(weights) else None for weights in self.weights]
+        made = [i for i, row in enumerate(rows) if row is None]
+        for i, row in zip(made, self._mixed(name, models, self.weights[made]), strict=True):
+            rows[i] = row
+        return [row.to(like.dtype) for row in rows if row is not None]
+
+    def _mixed(self, name: str, models: Sequence[Tensor], weights: Floats) -> Sequence[Tensor]:
+        n, m, first = len(weights), len(models), models[0]
+        center = [] if self.span.center is None else [widened(self.span.center[name]).to(first)]
+        results = [torch.empty(first.shape, dtype=first.dtype, device=first.device) for _ in range(n)]
+        matrix = torch.from_numpy(weights).to(first.device, first.dtype)
+        for part in flat_parts([*results, *models, *center], 4 * PART):
+            rows = torch.stack(part[n : n + m])
+            mixed = torch.addmm(part[-1], matrix, rows - part[-1]) if center else matrix @ rows
+            if not is_finite(mixed):  # 0 · ∞ is NaN
+                terms = [[(w, {name: x[name]}) for w, x in self.span.terms(row)] for row in weights]
+                return [weighted_sum(each)[name] for each in terms]
+            for result, row in zip(part[:n], mixed, strict=True):
+                result.copy_(row)
+        return results
+
+
+def _is_unit(weights: Floats) -> bool:
+    return bool(weights.max() == 1.0) and np.count_nonzero(weights) == 1
+
+
+class Derived(Mapping[str, Tensor]):
+    """Tensors of one of several combinations. Integers stay as they are.
+
+    Args:
+        source: what was received of the sender.
+        number: i.
+    """
+
+    def __init__(self, source: Tensors, combinations: Combinations, number: int) -> None:
+        self.source = source
+        self.combinations = combinations
+        self.number = number
+
+    @property
+    def weights(self) -> Floats:
+        """w_i, float64 [m]."""
+        weights: Floats = self.combinations.weights[self.number]
+        return weights
+
+    def __getitem__(self, name: str) -> Tensor:
+        rows = self.combinations.rows(name)
+        return self.source[name] if rows is None else rows[self.number]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def derive(tensors: Mapping[PeerId, Tensors], span: Span, weights: Floats) -> dict[PeerId, Tensors]:
+    """Return what becomes of tensors by sender.
+
+    Args:
+        weights: float64 [n, m].
+    """
+    combinations = Combinations(span, weights)
+    return {j: Derived(_source(x), combinations, i) for i, (j, x) in enumerate(tensors.items())}
+
+
+def span_of(tensors: Collection[Tensors]) -> tuple[Span, Floats] | None:
+    """Return what all of some tensors are combinations of, and their weights, float64 [n, m]; None if there is no such
+    span."""
+    derived = [x for x in tensors if isinstance(x, Derived)]
+    spans = [x.combinations.span for x in derived]
+    if len(derived) < len(tensors) or any(span is not spans[0] for span in spans):
+        return None
+    return spans[0], np.array([x.weights for x in derived])
+
+
+def terms_of(terms: Terms) -> Terms:
+    """Return terms with the same sum: those of a span in place of its combinations."""
+    found = span_of([x for _, x in terms])
+    if found is None:
+        return terms
+    span, weights = found
+    if not all(x.is_floating_point() for x in _source(terms[0][1]).values()):
+        return terms
+    return span.terms(np.array([w for w, _ in terms]) @ weights)
+
+
+def _source(tensors: Tensors) -> Tensors:
+    return tensors.source if isinstance(tensors, Derived) else tensors
