@@ -98,17 +98,18 @@ class Combinations:
     def _mixed(self, name: str, models: Sequence[Tensor], weights: Floats) -> Sequence[Tensor]:
         n, m, first = len(weights), len(models), models[0]
         center = [] if self.span.center is None else [widened(self.span.center[name]).to(first)]
-        results = [torch.empty(first.shape, dtype=first.dtype, device=first.device) for _ in range(n)]
         matrix = torch.from_numpy(weights).to(first.device, first.dtype)
-        for part in flat_parts([*results, *models, *center], 4 * PART):
-            rows = torch.stack(part[n : n + m])
+        results = torch.empty(n, first.numel(), dtype=first.dtype, device=first.device)
+        start = 0
+        for part in flat_parts([*models, *center], 2 * PART):
+            rows = torch.stack(part[:m])
             mixed = torch.addmm(part[-1], matrix, rows - part[-1]) if center else matrix @ rows
             if not is_finite(mixed):  # 0 · ∞ is NaN
                 terms = [[(w, {name: x[name]}) for w, x in self.span.terms(row)] for row in weights]
                 return [weighted_sum(each)[name] for each in terms]
-            for result, row in zip(part[:n], mixed, strict=True):
-                result.copy_(row)
-        return results
+            results[:, start : start + mixed.shape[1]] = mixed
+            start += mixed.shape[1]
+        return [row.view(first.shape) for row in results]
 
 
 def _is_unit(weights: Floats) -> bool:

@@ -7,16 +7,18 @@ such as a mask, are equal, and break none; in all sums, what is not finite count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2pfl.tensors import Tensors, flat_parts, is_finite, widened
+from p2pfl.tensors import PART, Tensors, flat_parts, is_finite, widened
 
 Floats = NDArray[np.float64]
+Key = TypeVar("Key")
 
 Summand = Callable[..., Tensor]
 """Returns float64 of the same part of several vectors, at least float32 [d] each."""
@@ -26,28 +28,41 @@ CANCELLED = 2.0**-20
 as of vectors that are near one another and far from the first, they are subtracted instead."""
 
 
-class Sum:
-    """A sum over the parts of n vectors, and which of these are broken, on the device of the first."""
+def sums(
+    groups: Mapping[Key, Sequence[Tensors]], summand: Summand
+) -> tuple[dict[Key, Floats], dict[Key, list[bool]]]:
+    """Add up a function of all parts of each group of vectors, and say which of its vectors are broken.
 
-    def __init__(self, n: int) -> None:
-        self._total = torch.zeros((), dtype=torch.float64)
-        self._broken = torch.zeros(n, dtype=torch.bool)
+    One tensor of each vector of a group is in memory at a time, those of the same name one group after the other.
+    """
+    totals = dict.fromkeys(groups, torch.zeros((), dtype=torch.float64))
+    for name in next(iter(groups.values()))[0]:
+        for key, models in groups.items():
+            for part in _parts(models, name):
+                found = summand(*part)
+                totals[key] = totals[key].to(found.device) + found
+    broken = {key: [False] * len(models) for key, models in groups.items()}
+    for key, total in totals.items():
+        if not is_finite(total):
+            totals[key], broken[key] = _sum_of_finite(groups[key], summand)
+    return {key: total.cpu().numpy() for key, total in totals.items()}, broken
 
-    def add(self, tensors: Sequence[Tensor], summand: Summand) -> None:
-        """Add a function of all parts of one tensor of each vector."""
-        if not (tensors[0].is_floating_point() or tensors[0].is_complex()):
-            return
-        device = tensors[0].device
-        self._total, self._broken = self._total.to(device), self._broken.to(device)
-        for part in flat_parts([widened(_real(tensor)).to(device) for tensor in tensors]):
-            found = summand(*part)
-            if not is_finite(found):
-                rows, broken = _comparable(torch.stack(part))
-                found, self._broken = summand(*rows), self._broken | broken
-            self._total = self._total + found
 
-    def result(self) -> tuple[Floats, list[bool]]:
-        return self._total.cpu().numpy(), self._broken.tolist()
+def _sum_of_finite(models: Sequence[Tensors], summand: Summand) -> tuple[Tensor, list[bool]]:
+    total, broken = torch.zeros((), dtype=torch.float64), torch.zeros(len(models), dtype=torch.bool)
+    for name in models[0]:
+        for part in _parts(models, name):
+            rows, bad = _comparable(torch.stack(part))
+            total, broken = total.to(rows.device) + summand(*rows), broken.to(rows.device) | bad
+    return total, broken.tolist()
+
+
+def _parts(models: Sequence[Tensors], name: str) -> Iterator[Sequence[Tensor]]:
+    """Yield the parts of one tensor of each model; none of an integer one."""
+    first = models[0][name]
+    if first.is_floating_point() or first.is_complex():
+        rest = (model[name].to(first.device) for model in models[1:])
+        yield from flat_parts([widened(_real(tensor)) for tensor in (first, *rest)], 2 * PART)
 
 
 def square(x: Tensor) -> Tensor:
@@ -61,23 +76,17 @@ def squared_distances(models: Sequence[Tensors]) -> tuple[Floats, list[bool]]:
 
     One tensor of each is in memory at a time.
     """
-    products, broken = _sums(models, _products)
+    found, broken = sums({"all": models}, _products)
+    products = found["all"]
     sizes = products.diagonal()
     with np.errstate(invalid="ignore"):  # of float64 vectors, squares may be infinite
         both = sizes[:, None] + sizes
         squares = np.triu(both - 2.0 * products, 1)
         pairs = np.argwhere(np.triu(~(squares >= CANCELLED * both), 1)).tolist()  # NaN is not either
     if pairs:
-        near, _ = _sums(models, lambda *rows: torch.stack([square(rows[i] - rows[j]) for i, j in pairs]))
-        squares[tuple(np.transpose(pairs))] = near
-    return squares + squares.T, broken
-
-
-def _sums(models: Sequence[Tensors], summand: Summand) -> tuple[Floats, list[bool]]:
-    found = Sum(len(models))
-    for name in models[0]:
-        found.add([model[name] for model in models], summand)
-    return found.result()
+        near, _ = sums({"all": models}, lambda *rows: torch.stack([square(rows[i] - rows[j]) for i, j in pairs]))
+        squares[tuple(np.transpose(pairs))] = near["all"]
+    return squares + squares.T, broken["all"]
 
 
 def _products(*rows: Tensor) -> Tensor:

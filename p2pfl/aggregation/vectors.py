@@ -16,7 +16,7 @@ from p2pfl import PeerId
 from p2pfl.aggregation.coordinates import Median
 from p2pfl.aggregation.derived import Span, derive, span_of
 from p2pfl.aggregation.rule import Contributions
-from p2pfl.aggregation.sums import Floats, Sum, Summand, square, squared_distances
+from p2pfl.aggregation.sums import Floats, Summand, square, squared_distances, sums
 from p2pfl.tensors import Tensors, is_finite
 
 # ---- distances -----------------------------------------------------------------------------------------------
@@ -76,17 +76,9 @@ def _lengths(
     Args:
         summand: is given parts of ``center`` and of a contribution.
     """
-    found = {j: Sum(2) for j in given.tensors}
-    for name in center:
-        for j, tensors in given.tensors.items():
-            found[j].add([center[name], tensors[name]], summand)
-    lengths, broken = {}, []
-    for j, each in found.items():
-        squares, which = each.result()
-        lengths[j] = math.sqrt(float(squares))
-        broken.append(which[1])
-    kept = _without(given, broken)
-    return kept, {j: lengths[j] for j in kept.tensors}
+    squares, broken = sums({j: (center, x) for j, x in given.tensors.items()}, summand)
+    kept = _without(given, [broken[j][1] for j in given.tensors])
+    return kept, {j: math.sqrt(squares[j]) for j in kept.tensors}
 
 
 def _without(given: Contributions, broken: Sequence[bool]) -> Contributions:
