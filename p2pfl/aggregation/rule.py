@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.aggregation.derived import terms_of
+from p2pfl.linear.combinations import terms_of
 from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
 from p2pfl.tensors import Tensors, equal, fractions, weighted_sum, widened

@@ -14,9 +14,9 @@ import numpy as np
 
 from p2pfl import PeerId
 from p2pfl.aggregation.coordinates import Median
-from p2pfl.aggregation.derived import Span, derive, span_of
+from p2pfl.linear.combinations import Span, derive, span_of
 from p2pfl.aggregation.rule import Contributions
-from p2pfl.aggregation.sums import Floats, Summand, square, squared_distances, sums
+from p2pfl.linear.sums import Floats, Summand, square, squared_distances, sums
 from p2pfl.tensors import Tensors, is_finite
 
 # ---- distances -----------------------------------------------------------------------------------------------
@@ -31,6 +31,10 @@ def norms(given: Contributions) -> tuple[Contributions, dict[PeerId, float]]:
 def distances(given: Contributions, center: Tensors) -> tuple[Contributions, dict[PeerId, float]]:
     """Return the contributions that are not broken, and the distance of each from a center. Reads one tensor at a
     time."""
+    if (found := span_of([center, *given.tensors.values()])) is not None:
+        span, weights = found
+        if np.isfinite(squares := span.squares(weights)[0, 1:]).all():
+            return given, dict(zip(given.tensors, np.sqrt(squares).tolist(), strict=True))
     return _lengths(given, center, lambda start, x: square(x - start))
 
 
@@ -44,11 +48,7 @@ def pairwise(given: Contributions) -> tuple[Contributions, Floats]:
     """
     if (found := span_of(given.tensors.values())) is not None:
         span, weights = found
-        products = weights @ span.products @ weights.T
-        if np.isfinite(products).all():
-            sizes = products.diagonal()
-            squares = np.maximum(sizes[:, None] + sizes - products - products.T, 0.0)
-            np.fill_diagonal(squares, 0.0)
+        if np.isfinite(squares := span.squares(weights)).all():
             return given, squares
     squares, broken = squared_distances(list(given.tensors.values()))
     kept = _without(given, broken)
@@ -105,9 +105,13 @@ def center_of(given: Contributions) -> Tensors:
 
 def toward(tensors: Mapping[PeerId, Tensors], center: Tensors, factors: Mapping[PeerId, float]) -> dict[PeerId, Tensors]:
     """Return c + factor · (x − c) of each, 0 ≤ factor ≤ 1; x itself for 1."""
-    if all(factors[j] == 1.0 for j in tensors):
+    shrunk = np.array([factors[j] for j in tensors])
+    if all(shrunk == 1.0):
         return dict(tensors)
-    return derive(tensors, Span(list(tensors.values()), center), np.diag([factors[j] for j in tensors]))
+    if (found := span_of([center, *tensors.values()])) is None:
+        return derive(tensors, Span(list(tensors.values()), center), np.diag(shrunk))
+    span, weights = found
+    return derive(tensors, span, weights[0] + shrunk[:, None] * (weights[1:] - weights[0]))
 
 
 def mixed(tensors: Mapping[PeerId, Tensors], weights: Floats, squares: Floats) -> dict[PeerId, Tensors]:

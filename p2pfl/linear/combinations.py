@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.aggregation.sums import Floats, squared_distances
+from p2pfl.linear.sums import Floats, squared_distances
 from p2pfl.tensors import PART, Tensors, flat_parts, is_finite, weighted_sum, widened
 
 Terms = Sequence[tuple[float, Tensors]]
@@ -49,11 +49,24 @@ class Span:
         # One that is not far from most: so what is computed for those near one another is exact.
         return _products(squares, int(np.median(squares, axis=1).argmin()))
 
+    def squares(self, weights: Floats) -> Floats:
+        """Return the squared distances between some y_i, float64 [n, n]; NaN where they are infinite.
+
+        Args:
+            weights: w, float64 [n, m].
+        """
+        with np.errstate(invalid="ignore"):
+            products = weights @ self.products @ weights.T
+            sizes = products.diagonal()
+            squares = np.maximum(sizes[:, None] + sizes - products - products.T, 0.0)
+        squares[np.eye(len(squares), dtype=bool) & np.isfinite(squares)] = 0.0
+        return squares
+
     def terms(self, weights: Floats) -> Terms:
         """Return what c + Σ_k w_k (x_k − c) adds up, w float64 [m]."""
         found = [(float(w), model) for w, model in zip(weights, self.models, strict=True) if w]
         rest = 1.0 - float(weights.sum())
-        if self.center is not None and rest > ROUNDING:
+        if self.center is not None and abs(rest) > ROUNDING:
             found.append((rest, self.center))
         return found
 
@@ -89,11 +102,7 @@ class Combinations:
         if not (like.is_floating_point() or like.is_complex()):
             return None
         models = [widened(model[name].to(like.device)) for model in self.span.models]
-        rows = [models[int(weights.argmax())] if _is_unit(weights) else None for weights in self.weights]
-        made = [i for i, row in enumerate(rows) if row is None]
-        for i, row in zip(made, self._mixed(name, models, self.weights[made]), strict=True):
-            rows[i] = row
-        return [row.to(like.dtype) for row in rows if row is not None]
+        return [row.to(like.dtype) for row in self._mixed(name, models, self.weights)]
 
     def _mixed(self, name: str, models: Sequence[Tensor], weights: Floats) -> Sequence[Tensor]:
         n, m, first = len(weights), len(models), models[0]
@@ -112,12 +121,9 @@ class Combinations:
         return [row.view(first.shape) for row in results]
 
 
-def _is_unit(weights: Floats) -> bool:
-    return bool(weights.max() == 1.0) and np.count_nonzero(weights) == 1
-
-
 class Derived(Mapping[str, Tensor]):
-    """Tensors of one of several combinations. Integers stay as they are.
+    """Tensors of one of several combinations. Integers stay as they are. A combination that is one of the models is
+    read as that.
 
     Args:
         source: what was received of the sender.
@@ -128,6 +134,8 @@ class Derived(Mapping[str, Tensor]):
         self.source = source
         self.combinations = combinations
         self.number = number
+        is_model = self.weights.max() == 1.0 and np.count_nonzero(self.weights) == 1
+        self._model = combinations.span.models[int(self.weights.argmax())] if is_model else None
 
     @property
     def weights(self) -> Floats:
@@ -136,6 +144,8 @@ class Derived(Mapping[str, Tensor]):
         return weights
 
     def __getitem__(self, name: str) -> Tensor:
+        if self._model is not None:
+            return self._model[name]
         rows = self.combinations.rows(name)
         return self.source[name] if rows is None else rows[self.number]
 
