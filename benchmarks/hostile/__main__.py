@@ -35,7 +35,12 @@ def main(context: click.Context, results: Path) -> None:
 @click.option("--rounds", default=800, show_default=True)
 @click.pass_obj
 def byzfl(
-    results: Results, rules: tuple[str, ...], gamma: tuple[float, ...], attackers: tuple[int, ...], seeds: int, rounds: int
+    results: Results,
+    rules: tuple[str, ...],
+    gamma: tuple[float, ...],
+    attackers: tuple[int, ...],
+    seeds: int,
+    rounds: int,
 ) -> None:
     """The heat map on MNIST: trimmed mean and geometric median after clipping and NNM."""
     click.echo(byzfl_table.table(results, rules, gamma, attackers, seeds, rounds))

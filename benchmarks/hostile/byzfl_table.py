@@ -76,7 +76,12 @@ def settings(
 
 
 def table(
-    results: Results, rules: tuple[str, ...], gammas: tuple[float, ...], attackers: tuple[int, ...], seeds: int, rounds: int
+    results: Results,
+    rules: tuple[str, ...],
+    gammas: tuple[float, ...],
+    attackers: tuple[int, ...],
+    seeds: int,
+    rounds: int,
 ) -> str:
     """Return the accuracies of ByzFL's rules in their worst attack beside the published ones."""
     lines = ["| rule | γ | f | worst attack | ByzFL | ours |", "|---|---:|---:|---|---:|---:|"]

@@ -1,4 +1,4 @@
-"""Rules for peers without a server, where ByzFL's server rules were measured: γ = 0, one label to each honest peer."""
+"""Rules for peers without a server, where ByzFL's were measured with one: γ = 0, one label to each honest peer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rule(name: str, f: int) -> Any:
 
 def table(results: Results, names: tuple[str, ...], graphs: tuple[str, ...], f: int, seeds: int, rounds: int) -> str:
     """Return the accuracies of honest peers in each attack, and in the worst one beside ByzFL's best."""
-    attacks = list(ATTACKS)
+    attacks, published = list(ATTACKS), PUBLISHED["trimmed-mean", 0.0][f - 1]
     lines = [
         f"| graph | rule | {' | '.join(attacks)} | worst | ByzFL's server |",
         f"|---|---|{'---:|' * (len(attacks) + 2)}",
@@ -50,7 +50,5 @@ def table(results: Results, names: tuple[str, ...], graphs: tuple[str, ...], f: 
             }
             worst = min(runs.values(), key=sum)
             cells = " | ".join(mean_and_deviation(runs[attack]) for attack in attacks)
-            lines.append(
-                f"| {graph} | {name} | {cells} | {mean_and_deviation(worst)} | {PUBLISHED['trimmed-mean', 0.0][f - 1]:.2f} |"
-            )
+            lines.append(f"| {graph} | {name} | {cells} | {mean_and_deviation(worst)} | {published:.2f} |")
     return "\n".join(lines)

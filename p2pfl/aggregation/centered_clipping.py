@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from p2pfl.aggregation.attackers import Expecting, minority
-from p2pfl.linear.combinations import terms_of
 from p2pfl.aggregation.rule import Contributions, Rule, aggregation
 from p2pfl.aggregation.vectors import center_of, clip_factor, distances, toward
+from p2pfl.linear.combinations import terms_of
 from p2pfl.tensors import Tensors, clone, equal, weighted_sum, widened
 
 

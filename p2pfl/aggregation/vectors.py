@@ -14,8 +14,8 @@ import numpy as np
 
 from p2pfl import PeerId
 from p2pfl.aggregation.coordinates import Median
-from p2pfl.linear.combinations import Span, derive, span_of
 from p2pfl.aggregation.rule import Contributions
+from p2pfl.linear.combinations import Span, derive, span_of
 from p2pfl.linear.sums import Floats, Summand, square, squared_distances, sums
 from p2pfl.tensors import Tensors, is_finite
 
@@ -68,9 +68,7 @@ def centered(squares: Floats, weights: Floats) -> Floats:
     return products
 
 
-def _lengths(
-    given: Contributions, center: Tensors, summand: Summand
-) -> tuple[Contributions, dict[PeerId, float]]:
+def _lengths(given: Contributions, center: Tensors, summand: Summand) -> tuple[Contributions, dict[PeerId, float]]:
     """Return the contributions that are not broken, and the length of each: the root of a sum.
 
     Args:
@@ -103,7 +101,9 @@ def center_of(given: Contributions) -> Tensors:
     return own
 
 
-def toward(tensors: Mapping[PeerId, Tensors], center: Tensors, factors: Mapping[PeerId, float]) -> dict[PeerId, Tensors]:
+def toward(
+    tensors: Mapping[PeerId, Tensors], center: Tensors, factors: Mapping[PeerId, float]
+) -> dict[PeerId, Tensors]:
     """Return c + factor · (x − c) of each, 0 ≤ factor ≤ 1; x itself for 1."""
     shrunk = np.array([factors[j] for j in tensors])
     if all(shrunk == 1.0):

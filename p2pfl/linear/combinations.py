@@ -1,7 +1,7 @@
 """What rules derive of contributions: combinations of their vectors, which are computed where they are read.
 
-Clipping and mixing make y_i = c + Σ_k w_ik (x_k − c) of contributions x_k and a center c. As long as rules only measure
-distances, the weights tell them: ‖y_i − y_j‖² = (w_i − w_j)ᵀ P (w_i − w_j) with P_kl = (x_k − c)·(x_l − c).
+Clipping and mixing make y_i = c + Σ_k w_ik (x_k − c) of contributions x_k and a center c. As long as rules only
+measure distances, the weights tell them: ‖y_i − y_j‖² = (w_i − w_j)ᵀ P (w_i − w_j), P_kl = (x_k − c)·(x_l − c).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from p2pfl.tensors import PART, Tensors, flat_parts, is_finite, weighted_sum, wi
 
 Terms = Sequence[tuple[float, Tensors]]
 """Weights and models that are added up."""
-
 
 ROUNDING = 1e-12
 """Of a sum of weights that is 1."""
@@ -102,23 +101,22 @@ class Combinations:
         if not (like.is_floating_point() or like.is_complex()):
             return None
         models = [widened(model[name].to(like.device)) for model in self.span.models]
-        return [row.to(like.dtype) for row in self._mixed(name, models, self.weights)]
-
-    def _mixed(self, name: str, models: Sequence[Tensor], weights: Floats) -> Sequence[Tensor]:
-        n, m, first = len(weights), len(models), models[0]
-        center = [] if self.span.center is None else [widened(self.span.center[name]).to(first)]
-        matrix = torch.from_numpy(weights).to(first.device, first.dtype)
-        results = torch.empty(n, first.numel(), dtype=first.dtype, device=first.device)
+        center = [] if self.span.center is None else [widened(self.span.center[name]).to(models[0])]
+        weights = torch.from_numpy(self.weights).to(models[0])
+        rows = weights.new_empty(len(weights), like.numel())
         start = 0
         for part in flat_parts([*models, *center], 2 * PART):
-            rows = torch.stack(part[:m])
-            mixed = torch.addmm(part[-1], matrix, rows - part[-1]) if center else matrix @ rows
+            x = torch.stack(part[: len(models)])
+            mixed = torch.addmm(part[-1], weights, x - part[-1]) if center else weights @ x
             if not is_finite(mixed):  # 0 · ∞ is NaN
-                terms = [[(w, {name: x[name]}) for w, x in self.span.terms(row)] for row in weights]
-                return [weighted_sum(each)[name] for each in terms]
-            results[:, start : start + mixed.shape[1]] = mixed
+                return self._summed(name)
+            rows[:, start : start + mixed.shape[1]] = mixed
             start += mixed.shape[1]
-        return [row.view(first.shape) for row in results]
+        return [row.view(like.shape).to(like.dtype) for row in rows]
+
+    def _summed(self, name: str) -> Sequence[Tensor]:
+        terms = [[(w, {name: x[name]}) for w, x in self.span.terms(row)] for row in self.weights]
+        return [weighted_sum(each)[name] for each in terms]
 
 
 class Derived(Mapping[str, Tensor]):
@@ -167,8 +165,8 @@ def derive(tensors: Mapping[PeerId, Tensors], span: Span, weights: Floats) -> di
 
 
 def span_of(tensors: Collection[Tensors]) -> tuple[Span, Floats] | None:
-    """Return what all of some tensors are combinations of, and their weights, float64 [n, m]; None if there is no such
-    span."""
+    """Return the span that all of some tensors are combinations of, and their weights, float64 [n, m]; None without
+    one."""
     derived = [x for x in tensors if isinstance(x, Derived)]
     spans = [x.combinations.span for x in derived]
     if len(derived) < len(tensors) or any(span is not spans[0] for span in spans):

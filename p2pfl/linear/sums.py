@@ -1,8 +1,8 @@
 """Sums over vectors: squared lengths and distances, in float64.
 
-A vector is all floating-point tensors of a model, one after the other. It is never built: a sum is over its parts, in
-the order of the names. A vector that holds NaN or an infinity is *broken*. Entries at which all hold the same infinity,
-such as a mask, are equal, and break none; in all sums, what is not finite counts as 0.
+A vector is all floating-point tensors of a model, one after the other. It is never built: a sum is over its parts,
+in the order of the names. A vector that holds NaN or an infinity is *broken*. Entries at which all hold the same
+infinity, such as a mask, are equal, and break none. Where a sum would not be finite, such entries count as 0.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _parts(models: Sequence[Tensors], name: str) -> Iterator[Sequence[Tensor]]:
 
 def square(x: Tensor) -> Tensor:
     """Return ‖x‖² of a part, float64."""
-    x = x.double()
+    x = x.to(torch.float64, copy=True)  # the bits of a product may depend on where in memory its factors begin
     return torch.dot(x, x)
 
 
