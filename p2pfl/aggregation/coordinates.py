@@ -30,7 +30,7 @@ def middle(tensors: Sequence[Tensor], dropped: int) -> Tensor:
     return torch.cat([_middle(rows, dropped) for rows in flat_parts(tensors, 4 * PART)]).view(first.shape)
 
 
-def _middle(rows: Sequence[Tensor], dropped: int) -> Tensor:
+def _middle(rows: tuple[Tensor, ...], dropped: int) -> Tensor:
     """Return the mean of each coordinate of rows [d] without its lowest and highest values."""
     if rows[0].device.type != "cpu":
         kept = _inner(torch.stack(rows).sort(0).values, dropped)

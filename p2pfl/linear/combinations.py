@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.linear.sums import Floats, squared_distances
 from p2pfl.tensors import PART, Tensors, flat_parts, is_finite, weighted_sum, widened
+
+T = TypeVar("T")
 
 Terms = Sequence[tuple[float, Tensors]]
 """Weights and models that are added up."""
@@ -63,11 +66,15 @@ class Span:
 
     def terms(self, weights: Floats) -> Terms:
         """Return what c + Σ_k w_k (x_k − c) adds up, w float64 [m]."""
-        found = [(float(w), model) for w, model in zip(weights, self.models, strict=True) if w]
-        rest = 1.0 - float(weights.sum())
-        if self.center is not None and abs(rest) > ROUNDING:
-            found.append((rest, self.center))
-        return found
+        return _terms(weights, self.models, self.center)
+
+
+def _terms(weights: Floats, models: Sequence[T], center: T | None) -> Sequence[tuple[float, T]]:
+    found = [(float(w), model) for w, model in zip(weights, models, strict=True) if w]
+    rest = 1.0 - float(weights.sum())
+    if center is not None and abs(rest) > ROUNDING:
+        found.append((rest, center))
+    return found
 
 
 def _products(squares: Floats, origin: int) -> Floats:
@@ -100,23 +107,24 @@ class Combinations:
         like = self.span.models[0][name]
         if not (like.is_floating_point() or like.is_complex()):
             return None
+        rows, start = like.new_empty(len(self.weights), like.numel()), 0
+        for part in self._parts(name, like):
+            rows[:, start : start + part.shape[1]] = part
+            start += part.shape[1]
+        return [row.view(like.shape) for row in rows]
+
+    def _parts(self, name: str, like: Tensor) -> Iterator[Tensor]:
+        """Yield the parts of a tensor of each, [n, d], at least float32."""
         models = [widened(model[name].to(like.device)) for model in self.span.models]
         center = [] if self.span.center is None else [widened(self.span.center[name]).to(models[0])]
         weights = torch.from_numpy(self.weights).to(models[0])
-        rows = weights.new_empty(len(weights), like.numel())
-        start = 0
         for part in flat_parts([*models, *center], 2 * PART):
             x = torch.stack(part[: len(models)])
-            mixed = torch.addmm(part[-1], weights, x - part[-1]) if center else weights @ x
-            if not is_finite(mixed):  # 0 · ∞ is NaN
-                return self._summed(name)
-            rows[:, start : start + mixed.shape[1]] = mixed
-            start += mixed.shape[1]
-        return [row.view(like.shape).to(like.dtype) for row in rows]
-
-    def _summed(self, name: str) -> Sequence[Tensor]:
-        terms = [[(w, {name: x[name]}) for w, x in self.span.terms(row)] for row in self.weights]
-        return [weighted_sum(each)[name] for each in terms]
+            y = torch.addmm(part[-1], weights, x - part[-1]) if center else weights @ x
+            if not is_finite(y):  # 0 · ∞ is NaN
+                terms = [_terms(row, part[: len(models)], part[-1] if center else None) for row in self.weights]
+                y = torch.stack([weighted_sum([(w, {"x": x}) for w, x in each])["x"] for each in terms])
+            yield y
 
 
 class Derived(Mapping[str, Tensor]):

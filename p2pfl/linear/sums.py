@@ -52,7 +52,7 @@ def _sum_of_finite(models: Sequence[Tensors], summand: Summand) -> tuple[Tensor,
     total, broken = torch.zeros((), dtype=torch.float64), torch.zeros(len(models), dtype=torch.bool)
     for name in models[0]:
         for part in _parts(models, name):
-            rows, bad = _comparable(torch.stack(part))
+            rows, bad = _comparable(torch.stack(list(part)))
             total, broken = total.to(rows.device) + summand(*rows), broken.to(rows.device) | bad
     return total, broken.tolist()
 
@@ -77,7 +77,7 @@ def squared_distances(models: Sequence[Tensors]) -> tuple[Floats, list[bool]]:
     One tensor of each is in memory at a time.
     """
     found, broken = sums({"all": models}, _products)
-    products = found["all"]
+    products = np.broadcast_to(found["all"], (len(models), len(models)))  # 0 without tensors
     sizes = products.diagonal()
     with np.errstate(invalid="ignore"):  # of float64 vectors, squares may be infinite
         both = sizes[:, None] + sizes

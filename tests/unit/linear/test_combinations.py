@@ -52,6 +52,11 @@ def test_distances_of_float64_beyond_its_squares_are_infinite() -> None:
     assert found[1, 2] == pytest.approx(exact(given[1], given[2]))
 
 
+def test_vectors_without_entries_are_equal() -> None:
+    found, broken = squared_distances([{}, {"n": torch.tensor(3)}])
+    assert (found.tolist(), broken) == ([[0.0, 0.0], [0.0, 0.0]], [False, False])
+
+
 WEIGHTS = np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]])
 
 
@@ -105,7 +110,7 @@ def test_tensors_are_computed_once_for_all_and_one_of_each_is_kept() -> None:
         for tensors in found.values():
             tensors[name]
         assert set(reading) == {name}
-        assert len(reading) <= 4  # of the first once more: its type
+        assert len(reading) <= 4  # that of the first once more, for its type
 
 
 def test_integers_stay_and_masks_stay_infinite() -> None:
