@@ -62,7 +62,7 @@ def _parts(models: Sequence[Tensors], name: str) -> Iterator[Sequence[Tensor]]:
     first = models[0][name]
     if first.is_floating_point() or first.is_complex():
         rest = (model[name].to(first.device) for model in models[1:])
-        yield from flat_parts([widened(_real(tensor)) for tensor in (first, *rest)], 2 * PART)
+        yield from flat_parts([widened(real(tensor)) for tensor in (first, *rest)], 2 * PART)
 
 
 def square(x: Tensor) -> Tensor:
@@ -96,7 +96,8 @@ def _products(*rows: Tensor) -> Tensor:
     return relative @ relative.T
 
 
-def _real(tensor: Tensor) -> Tensor:
+def real(tensor: Tensor) -> Tensor:
+    """Return the real numbers that a tensor consists of."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
