@@ -1,6 +1,8 @@
-"""Measure attacks and rules of aggregation beside published results. Needs MNIST in P2PFL_DATA.
+"""Measure attacks and rules of aggregation beside published results. Needs MNIST and Fashion-MNIST in P2PFL_DATA.
 
     python -m benchmarks.hostile byzfl --gamma 0 --attackers 2     # ByzFL's table, in part
+    python -m benchmarks.hostile map --cpu-minutes 30              # methods x rules x attacks; continues later
+    python -m benchmarks.hostile dumbbell                          # what crosses the one edge between two groups
 
 Each run is simulated once: its result is a line of the file given by --results.
 """
@@ -12,7 +14,7 @@ from pathlib import Path
 import click
 import torch
 
-from benchmarks.hostile import byzfl_table
+from benchmarks.hostile import byzfl_table, map_picture, robustness_map
 from benchmarks.hostile.runs import Results
 
 
@@ -33,6 +35,33 @@ def main(context: click.Context, results: Path) -> None:
 def byzfl(results: Results, gamma: tuple[float, ...], attackers: tuple[int, ...], seeds: int, rounds: int) -> None:
     """The heat map on MNIST: trimmed mean and geometric median after clipping and NNM."""
     click.echo(byzfl_table.table(results, gamma, attackers, seeds, rounds))
+
+
+@main.command(name="map")
+@click.option("--method", "names", multiple=True, type=click.Choice(list(robustness_map.METHODS)), help="All.")
+@click.option("--fraction", "fractions", multiple=True, type=click.Choice(robustness_map.FRACTIONS), help="%")
+@click.option("--rule", help="In place of the methods' robust rules; several with commas.")
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--cpu-minutes", default=900.0, show_default=True, help="No run after these; 0: show what is there.")
+@click.option("--picture", type=Path, help="Draw the map: an .svg or .png.")
+@click.pass_obj
+def map_(
+    results: Results,
+    names: tuple[str, ...],
+    fractions: tuple[int, ...],
+    rule: str | None,
+    seeds: int,
+    cpu_minutes: float,
+    picture: Path | None,
+) -> None:
+    """Methods x rules x attacks x fraction of attackers, on Fashion-MNIST."""
+    shown = fractions or robustness_map.FRACTIONS
+    methods = robustness_map.chosen(names, rule.split(",") if rule else None)
+    robustness_map.measure(results, methods, shown, seeds, 60 * cpu_minutes)
+    for fraction in shown:
+        click.echo(f"\n{fraction} % attackers\n\n{robustness_map.table(results, methods, fraction)}")
+    if picture is not None:
+        map_picture.draw(results, methods, picture)
 
 
 if __name__ == "__main__":
