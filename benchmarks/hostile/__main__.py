@@ -15,6 +15,7 @@ import click
 import torch
 
 from benchmarks.hostile import byzfl_table, map_picture, robustness_map
+from benchmarks.hostile import dumbbell as dumbbells
 from benchmarks.hostile.runs import Results
 
 
@@ -62,6 +63,16 @@ def map_(
         click.echo(f"\n{fraction} % attackers\n\n{robustness_map.table(results, methods, fraction)}")
     if picture is not None:
         map_picture.draw(results, methods, picture)
+
+
+@main.command()
+@click.option("--rule", "rules", multiple=True, type=click.Choice(list(dumbbells.RULES)), help="All.")
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--rounds", default=900, show_default=True)
+@click.pass_obj
+def dumbbell(results: Results, rules: tuple[str, ...], seeds: int, rounds: int) -> None:
+    """What crosses the one edge between two cliques with different classes of MNIST, with and without dissensus."""
+    click.echo(dumbbells.table(results, rules or tuple(dumbbells.RULES), seeds, rounds))
 
 
 if __name__ == "__main__":
