@@ -50,16 +50,16 @@ METHODS: dict[str, Method] = {
     "fedavg": Method({**SGD, "local_epochs": 1}, rule="monna"),
     "mapl": Method(MAPL, ON_ROWS, rule="norm-clip"),
     "mapl+": Method(MAPL, ON_ROWS, rule="norm-clip"),
-    "fedproto": Method(PROTOTYPES, ON_ROWS, rule="trimmed-mean"),
-    "fedtgp": Method({**PROTOTYPES, "prototype_epochs": 30}, ON_ROWS, rule="trimmed-mean"),
+    "fedproto": Method(PROTOTYPES, ON_ROWS, rule="monna"),
+    "fedtgp": Method({**PROTOTYPES, "prototype_epochs": 30}, ON_ROWS, rule="monna"),
     "l2c": Method({**SGD, "local_epochs": 1}, rule="norm-clip", validation=0.2),
     "meta-l2c": Method({**SGD, "local_epochs": 1}, rule="norm-clip", validation=0.2),
     "dfml": Method(
         {"lr": 0.03, "batch": 20, "local_epochs": 1, "mutual_epochs": 5, "period": 5, "period_increment": 0},
         attacks=("sign-flip", "label-flip"),
     ),
-    "feddistill": Method(SGD, ON_ROWS, rule="trimmed-mean"),
-    "lg-fedavg": Method(SGD, rule="trimmed-mean"),
+    "feddistill": Method(SGD, ON_ROWS, rule="monna"),
+    "lg-fedavg": Method(SGD, rule="monna"),
 }
 
 
