@@ -116,14 +116,15 @@ def few_labels(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return found
 
 
-def test_one_edge_joins_the_cliques_and_each_attacker_has_one_neighbor() -> None:
-    assert len(dumbbell.edges(attacked=False)) == 10 + 10 + 1
-    added = set(dumbbell.edges(attacked=True)) - set(dumbbell.edges(attacked=False))
-    assert added == {(4, 10), (5, 11)}
+def test_one_edge_joins_the_cliques_and_attackers_are_beside_it_or_in_them() -> None:
+    honest = set(dumbbell.edges("none"))
+    assert len(honest) == 10 + 10 + 1
+    assert set(dumbbell.edges("at the edge")) - honest == {(4, 10), (5, 10)}
+    assert len(set(dumbbell.edges("in the cliques")) - honest) == 10
 
 
 def test_cliques_have_no_class_in_common(few_labels: np.ndarray) -> None:
-    shares = dumbbell.shares(seed=0, attacked=True)
+    shares = dumbbell.shares("in the cliques", seed=0)
     classes = [set(few_labels[share["train"]]) for share in shares]
     assert set.union(*classes[:5], classes[10]) == {0, 1, 2, 3, 4}
     assert set.union(*classes[5:10], classes[11]) == {5, 6, 7, 8, 9}
@@ -133,8 +134,7 @@ def test_cliques_have_no_class_in_common(few_labels: np.ndarray) -> None:
 
 def test_dumbbell_table_has_both_cliques_without_the_attackers(few_labels: np.ndarray, kept: Kept) -> None:
     honest = {peer: 0.6 if peer < 5 else 0.5 for peer in range(10)}
-    results = kept({dumbbell.key("mean", attacked, 0, 5): honest for attacked in (False, True)})
-    assert dumbbell.table(results, ("mean",), seeds=1, rounds=5).splitlines()[2:] == [
-        "| mean | none | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 69.0, 75.6 |",
-        "| mean | dissensus | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |",
-    ]
+    results = kept({dumbbell.key("mean", attack, 0, 5): honest for attack in dumbbell.ATTACKS})
+    lines = dumbbell.table(results, ("mean",), seeds=1, rounds=5).splitlines()
+    assert lines[2] == "| mean | none | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 69.0, 75.6 |"
+    assert lines[3] == "| mean | at the edge | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |"
