@@ -29,7 +29,7 @@ def draw(results: Results, methods: Mapping[str, Method], file: Path) -> None:
             for attack in (NO_ATTACK, *methods[name].attacks):
                 style = {"linestyle": "-" if rule == MEAN else "--", "linewidth": 1.3, "marker": ".", "markersize": 4}
                 axis.plot(*line(results, Cell(name, rule, attack, 0)), color=COLORS[attack], **style)
-        axis.set(title=name, xticks=FRACTIONS, ylim=(0, 100))
+        axis.set(title=name, xticks=FRACTIONS, ylim=(0, 90))
         pictures.tidy(axis)
     for number, axis in enumerate(axes.flat):
         if number >= len(shown):

@@ -189,7 +189,7 @@ def table(results: Results, methods: Mapping[str, Method], fraction: int) -> str
 def _text(method: Method, attack: str, found: Score | None) -> str:
     if found is not None:
         return f"{100 * found.mean:.0f} ({100 * found.worst:.0f})"
-    return "…" if attack in method.attacks else "–"
+    return "…" if attack in (NO_ATTACK, *method.attacks) else "–"
 
 
 def spent(results: Results) -> float:
