@@ -67,12 +67,14 @@ def map_(
 
 @main.command()
 @click.option("--rule", "rules", multiple=True, type=click.Choice(list(dumbbells.RULES)), help="All.")
+@click.option("--attack", "attacks", multiple=True, type=click.Choice(list(dumbbells.ATTACKS)), help="All.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--rounds", default=900, show_default=True)
+@click.option("--rounds", default=300, show_default=True)
 @click.pass_obj
-def dumbbell(results: Results, rules: tuple[str, ...], seeds: int, rounds: int) -> None:
+def dumbbell(results: Results, rules: tuple[str, ...], attacks: tuple[str, ...], seeds: int, rounds: int) -> None:
     """What crosses the one edge between two cliques with different classes of MNIST, with and without dissensus."""
-    click.echo(dumbbells.table(results, rules or tuple(dumbbells.RULES), seeds, rounds))
+    shown = rules or tuple(dumbbells.RULES), attacks or tuple(dumbbells.ATTACKS)
+    click.echo(dumbbells.table(results, *shown, seeds, rounds))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ a neighbor of both of its ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -93,13 +94,13 @@ def key(rule: str, attack: str, seed: int, rounds: int) -> str:
     return f"dumbbell: {rule}, attackers {attack}, seed {seed}, {rounds} rounds"
 
 
-def table(results: Results, rules: tuple[str, ...], seeds: int, rounds: int) -> str:
+def table(results: Results, rules: Sequence[str], attacks: Sequence[str], seeds: int, rounds: int) -> str:
     """Return the accuracies of both cliques in percent, without and with the attackers."""
     lines = [
         "| rule | attackers | clique of 0-4 | clique of 5-9 | worst peer | published |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for attack in ATTACKS:
+    for attack in attacks:
         for rule in rules:
             runs = []
             for seed in range(seeds):

@@ -135,6 +135,6 @@ def test_cliques_have_no_class_in_common(few_labels: np.ndarray) -> None:
 def test_dumbbell_table_has_both_cliques_without_the_attackers(few_labels: np.ndarray, kept: Kept) -> None:
     honest = {peer: 0.6 if peer < 5 else 0.5 for peer in range(10)}
     results = kept({dumbbell.key("mean", attack, 0, 5): honest for attack in dumbbell.ATTACKS})
-    lines = dumbbell.table(results, ("mean",), seeds=1, rounds=5).splitlines()
+    lines = dumbbell.table(results, ["mean"], list(dumbbell.ATTACKS), seeds=1, rounds=5).splitlines()
     assert lines[2] == "| mean | none | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 69.0, 75.6 |"
     assert lines[3] == "| mean | at the edge | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |"
