@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.aggregation.attackers import minority
-from p2pfl.aggregation.rule import Contributions, Rule, aggregation
-from p2pfl.aggregation.vectors import center_of, distances, norms
+from p2pfl.aggregation.rule import Contributions, Rule, Screening, aggregation
+from p2pfl.aggregation.vectors import center_of, count_sketch, distances, norms
 from p2pfl.tensors import Tensors, equal
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -54,10 +55,39 @@ class Balance(Rule):
     def transform(self, given: Contributions) -> Contributions:
         own = center_of(given)
         _, lengths = norms(replace(given, tensors={given.me: own}))
-        limit = self.gamma * math.exp(-self.kappa * given.t / given.rounds) * lengths[given.me]
+        limit = self.limit(lengths[given.me], given.t, given.rounds)
         given, apart = distances(given, own)
         accepted = [j for j in apart if j != given.me and apart[j] <= limit]
         return with_own(given, own, accepted, self.alpha)
+
+    def limit(self, length: float, t: int, rounds: int) -> float:
+        """Return the largest distance that is accepted; ``length`` is the norm of the peer's own."""
+        return self.gamma * math.exp(-self.kappa * t / rounds) * length
+
+
+@aggregation("sketchguard")
+@dataclass(frozen=True)
+class SketchGuard(Balance, Screening):
+    """As balance, but Count-Sketches are sent first and tested alike: models that they reject are not sent.
+
+    Murtaza Rangwala, Farag Azzedin, Richard O. Sinnott, Rajkumar Buyya: "SketchGuard: Scaling Byzantine-Robust
+    Decentralized Federated Learning via Sketch-Based Screening", 2025. https://arxiv.org/abs/2510.07922
+
+    Fetch x_j if ‖s_i − s_j‖ ≤ γ exp(−κ t / T) ‖s_i‖, s_j = CS(x_j).
+
+    Differs from the paper: what was fetched passes balance's own test too. All peers know the hash functions, so an
+    attacker could add to its model whatever has a sketch of zero.
+    """
+
+    size: PositiveInt = 1000
+    """k: numbers in a sketch."""
+
+    def sketch(self, tensors: Tensors, seed: int) -> Tensor:
+        return count_sketch(tensors, self.size, seed)
+
+    def accepted(self, center: Tensor, sketches: Mapping[PeerId, Tensor], t: int, rounds: int) -> list[PeerId]:
+        limit = self.limit(float(center.double().norm()), t, rounds)
+        return [j for j, each in sketches.items() if float((each.double() - center.double()).norm()) <= limit]
 
 
 @aggregation("ubar")

@@ -53,6 +53,12 @@ class Distances:
             self._sizes[kind, j] += size
             self._taken[kind, j] += fraction * size
 
+    def note_screened(self, kind: str, j: PeerId, apart: float, own: float) -> None:
+        """Note a neighbor of which nothing was fetched, by the distance and the norm that sketches tell."""
+        self._apart[kind, j] = torch.tensor(apart, dtype=torch.float64).square()
+        self._own[kind, j] = torch.tensor(own, dtype=torch.float64).square()
+        self.note(kind, {j: 0.0}, 1)
+
     def drain(self) -> dict[str, dict[PeerId, tuple[float, float]]]:
         """Return distance and taken fraction by kind and neighbor, and start anew; the distance from 0 is NaN."""
         found: dict[str, dict[PeerId, tuple[float, float]]] = defaultdict(dict)

@@ -70,6 +70,12 @@ class Rule(Options):
     needs_last: ClassVar[bool] = False
     """Whether it reads ``given.last``, of which a copy is kept from round to round."""
 
+    @property
+    def screening(self) -> Screening | None:
+        """The rule that screens models before they are sent, if any: methods that do not exchange whole models, to
+        average them and no more, refuse it."""
+        return None
+
     def tolerates(self, n: int) -> int:
         """Return the largest number of attackers among ``n`` contributions that the rule can be set to withstand.
 
@@ -136,3 +142,40 @@ class PerTensor(Rule):
                 result = result + step[name].to(result)
             combined[name] = result.to(first.dtype) if out is None else out[name].copy_(result)
         return combined if out is None else out
+
+
+class Screening(Rule):
+    """Base of rules that screen neighbors: peers send sketches first, and then their models to those that want them.
+
+    ``transform`` and ``combine`` are given what was fetched.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("sketch", "accepted")
+    """The methods that a subclass must define."""
+
+    size: int
+    """Numbers in a sketch."""
+
+    @property
+    def screening(self) -> Screening:
+        return self
+
+    def sketch(self, tensors: Tensors, seed: int) -> Tensor:
+        """Return the sketch of a model, float32 [size] on the CPU: the same bits on all peers.
+
+        Args:
+            tensors: the model, with tensors of any device, in any order.
+            seed: the run's.
+        """
+        raise NotImplementedError
+
+    def accepted(self, center: Tensor, sketches: Mapping[PeerId, Tensor], t: int, rounds: int) -> list[PeerId]:
+        """Return the neighbors whose models this peer wants.
+
+        Args:
+            center: the sketch of the peer's own model, or of what stands for it.
+            sketches: of its neighbors, ascending.
+            t: the current round.
+            rounds: number of rounds of the run.
+        """
+        raise NotImplementedError

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, Rule, aggregation
+from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, Rule, Screening, aggregation
 from p2pfl.registry import parse_section
 from p2pfl.tensors import Tensors
 
@@ -40,6 +40,13 @@ class RuleList(Rule):
                 raise ValueError(f"{name!r} replaces the mean, so it must be the last rule")
         return self
 
+    @model_validator(mode="after")
+    def _only_the_first_one_screens(self) -> RuleList:
+        for name, member in self.members[1:]:
+            if member.screening is not None:
+                raise ValueError(f"{name!r} screens models before they are sent, so it must be the first rule")
+        return self
+
     @cached_property
     def members(self) -> list[tuple[str, Rule]]:
         """The rules and their names."""
@@ -56,6 +63,10 @@ class RuleList(Rule):
     @property
     def needs_last(self) -> bool:  # type: ignore[override]
         return any(member.needs_last for _, member in self.members)
+
+    @property
+    def screening(self) -> Screening | None:
+        return self.members[0][1].screening
 
     @property
     def _deciding(self) -> list[Rule]:

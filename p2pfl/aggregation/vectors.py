@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2pfl import PeerId
+from p2pfl import PeerId, rng
 from p2pfl.aggregation.coordinates import Median
 from p2pfl.aggregation.rule import Contributions
 from p2pfl.tensors import Tensors, difference, flat_parts, is_finite, widened
@@ -70,6 +70,29 @@ def centered(squares: Floats, weights: Floats) -> Floats:
     rows = squares @ weights
     products: Floats = -0.5 * (squares - rows[..., :, None] - rows[..., None, :] + (rows @ weights)[..., None, None])
     return products
+
+
+def count_sketch(tensors: Tensors, size: int, seed: int) -> Tensor:
+    """Return the Count-Sketch of a vector: entry b is the sum of σ(k) x_k over the k with h(k) = b.
+
+    It is linear, and E ‖CS(x)‖² = ‖x‖². The places h(k) and the signs σ(k) come from a stream of the run, so they are
+    the same on all peers. Sums are in float64, in the order of the names: the same bits on all devices. Entries that
+    are not finite count as 0.
+
+    Charikar, Chen, Farach-Colton: "Finding Frequent Items in Data Streams", ICALP 2002.
+
+    Returns:
+        float32 [size], on the CPU.
+    """
+    draw = rng.shared(seed, "aggregation.sketch")
+    sums = np.zeros(2 * size)  # of the entries with the sign +, then of those with −
+    for name in sorted(tensors):
+        x = tensors[name]
+        if x.is_floating_point() or x.is_complex():
+            for (part,) in flat_parts([widened(_real(x.cpu()))]):
+                values = part.nan_to_num(0.0, 0.0, 0.0).numpy()
+                sums += np.bincount(draw.integers(2 * size, size=len(values)), values, 2 * size)
+    return torch.from_numpy(sums[:size] - sums[size:]).float()
 
 
 def _squares(rows: Tensor) -> Tensor:

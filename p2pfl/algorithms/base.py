@@ -75,14 +75,15 @@ class Algorithm(Trainer, ABC, Generic[H]):
     learns_weights: ClassVar[bool] = False
     """It computes the weights of what it combines: aggregation rules that ignore weights are refused."""
     prunes: ClassVar[bool] = False
-    """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from. The
-    graph must stay the same."""
+    """It drops sources (``net.receive_only_from``): peers state in every round who is left. The graph must stay."""
     replies: ClassVar[bool] = False
     """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
     own_gradients: ClassVar[bool] = False
     """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
     named_loss: ClassVar[bool] = False
     """Its own ``loss`` contains ``label_loss``: the run file may choose that (``loss`` of ``LocalTraining``)."""
+    screened: ClassVar[type[Body] | None] = None
+    """Kind of the models that peers exchange once a round, to average them and no more: rules may screen these."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     """Attributes that make up the algorithm's state, in checkpoints and digests."""
     pretrained: ClassVar[tuple[str, ...]] = ()
@@ -213,8 +214,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
     def including_local(self, received: Mapping[PeerId, B], local: B) -> dict[PeerId, B]:
         """Return the received bodies and this peer's ``local`` one, as a server would see them.
 
-        ``Net`` drops received bodies that have diverged. The local one is dropped too: a peer whose training diverged
-        continues with the bodies of the others.
+        A local one that has diverged is dropped, as ``Net`` drops received ones: the peer continues with the others'.
         """
         return {**received, self.me: local} if self.note_contribution(local) else dict(received)
 

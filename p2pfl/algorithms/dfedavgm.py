@@ -52,6 +52,7 @@ class DFedAvgM(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/2104.11375"
     Hyper = Hyper
     homogeneous = True
+    screened = Parameters
     state = ("model", "row")  # momentum does not outlive a round
 
     def setup(self) -> None:

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from p2pfl.algorithms.averaging import AnyPart, Averaging
+from p2pfl.algorithms.averaging import AnyPart, Averaging, Shared
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import statistics_stay_local
@@ -71,6 +71,7 @@ class Ditto(Averaging):
     Hyper = DittoHyper
     hyper: DittoHyper
     homogeneous = True
+    screened = Shared
     named_loss = True
     state = ("model", "optimizer", "averaged", "averaged_optimizer")
     shared_norm_statistics = "averaged in the model that is sent, local in the personal one"

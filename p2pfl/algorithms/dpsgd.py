@@ -114,6 +114,7 @@ class DPSGD(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/1705.09056"
     Hyper = Hyper
     homogeneous = True
+    screened = Parameters
     state = ("model", "optimizer", "row")
 
     def setup(self) -> None:

@@ -26,7 +26,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from p2pfl.algorithms.averaging import AnyPart, Averaging
+from p2pfl.algorithms.averaging import AnyPart, Averaging, Shared
 from p2pfl.algorithms.registration import algorithm
 
 
@@ -41,3 +41,4 @@ class FedAvg(Averaging):
     url = "https://arxiv.org/abs/1602.05629"
     Hyper = AnyPart
     homogeneous = True
+    screened = Shared

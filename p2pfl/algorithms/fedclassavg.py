@@ -43,7 +43,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from p2pfl.algorithms import presets
-from p2pfl.algorithms.averaging import Averaging, Participation
+from p2pfl.algorithms.averaging import Averaging, Participation, Shared
 from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
@@ -91,6 +91,7 @@ class FedClassAvg(Averaging):
     Hyper = ContrastiveHyper
     hyper: ContrastiveHyper
     share = "head"
+    screened = Shared
     linear_heads = True
     equal_features = True
     views = 2

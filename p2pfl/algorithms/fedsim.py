@@ -33,7 +33,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
-from p2pfl.algorithms.averaging import Averaging, Participation
+from p2pfl.algorithms.averaging import Averaging, Participation, Shared
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
 from p2pfl.tensors import parameters_of
@@ -50,6 +50,7 @@ class FedSim(Averaging):
     url = "https://arxiv.org/abs/2204.03809"
     Hyper = Participation
     share = "head"
+    screened = Shared
     linear_heads = True
     equal_features = True
     weighted = False

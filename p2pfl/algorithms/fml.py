@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from p2pfl import rng
-from p2pfl.algorithms.averaging import AnyPart, Averaging
+from p2pfl.algorithms.averaging import AnyPart, Averaging, Shared
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.errors import ModelError
@@ -106,6 +106,7 @@ class FML(Averaging):
     Hyper = MemeHyper
     hyper: MemeHyper
     named_loss = True
+    screened = Shared
     trained_models = 2
     state = ("model", "meme", "optimizer")
     shared_norm_statistics = "averaged in the model that is sent, local in the personal one"

@@ -19,7 +19,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from p2pfl.algorithms.averaging import Averaging, Participation
+from p2pfl.algorithms.averaging import Averaging, Participation, Shared
 from p2pfl.algorithms.registration import algorithm
 
 
@@ -34,5 +34,6 @@ class LGFedAvg(Averaging):
     url = "https://arxiv.org/abs/2001.01523"
     Hyper = Participation
     share = "head"
+    screened = Shared
     linear_heads = True
     equal_features = True

@@ -79,7 +79,7 @@ class Endpoint:
         self.run_id = run_id
         self.prunes = conversation.prunes
         self.on_receive = conversation.on_receive
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self.schema = _schema(conversation.layouts, neighborhood.peers, pipeline)
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
@@ -173,7 +173,7 @@ class Endpoint:
 
     def finish(self, t: int) -> None:
         """End round ``t`` and open the next one."""
-        if self._pipeline is not None:
+        if self.pipeline is not None:
             self.mailbox.begin(t + 1)  # discards what was not taken before the pipeline's state is checkpointed
         self.open(t + 1)
 
@@ -213,13 +213,13 @@ class Endpoint:
 
     async def see_first(self, kind: str, senders: Collection[PeerId], deadline_factor: float = 1.0) -> None:
         """Let the pipeline see bodies of ``senders``, which do not wait for this peer's, before it sends its own."""
-        if self._pipeline is None or not await self.receivers():
+        if self.pipeline is None or not await self.receivers():
             return
-        if awaited := sorted(self._pipeline.awaits(kind, senders, self.t)):
+        if awaited := sorted(self.pipeline.awaits(kind, senders, self.t)):
             await self._wait(kind, awaited, self.t, deadline_factor)
             found = (self.mailbox.peek((self.t, kind, sender)) for sender in awaited)
-            restored = map(self._pipeline.incoming, filter(None, found))
-            self._pipeline.see(kind, {message.sender: message.body for message in restored if message.finite})
+            restored = map(self.pipeline.incoming, filter(None, found))
+            self.pipeline.see(kind, {message.sender: message.body for message in restored if message.finite})
 
     async def send(
         self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
@@ -227,7 +227,7 @@ class Endpoint:
         """Write ``body`` into the journal once, for several neighbors; wait for neighbors that are far behind.
 
         Args:
-            count: peers summed up in a partial sum, which no pipeline changes.
+            count: peers summed up in a partial sum, which no pipeline changes; 1 for what a pipeline has made before.
             checked: refuse a body that this peer would refuse to receive. The receivers accept the same bodies of
                 this kind: they would drop it, and wait until the deadline.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, all
@@ -243,10 +243,10 @@ class Endpoint:
         clock = asyncio.get_running_loop().time
         began = clock()
         copy = None
-        if count is not None or self._pipeline is None:
+        if count is not None or self.pipeline is None:
             copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
         else:
-            for some, changed in self._pipeline.outgoing(body, receivers, self.t):
+            for some, changed in self.pipeline.outgoing(body, receivers, self.t):
                 if changed is body:
                     copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
                 else:
@@ -286,7 +286,7 @@ class Endpoint:
 
         With a pipeline, that happens when the message is taken: until then it takes as much memory as on the wire.
         """
-        if self._pipeline is not None or isinstance(message.body, Begin):
+        if self.pipeline is not None or isinstance(message.body, Begin):
             return message
         body = self.on_receive(message.body)
         return message if body is message.body else replace(message, body=body)
@@ -337,8 +337,8 @@ class Endpoint:
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-            if self._pipeline is not None:
-                arrived[sender] = message = self._restored(message, self._pipeline)
+            if self.pipeline is not None:
+                arrived[sender] = message = self._restored(message, self.pipeline)
             if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
@@ -381,13 +381,13 @@ class Endpoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
-        changes = {} if self._pipeline is None else {"pipeline": self._pipeline.state_dict()}
+        changes = {} if self.pipeline is None else {"pipeline": self.pipeline.state_dict()}
         return {**self._directions.state_dict(), "received_from": sorted(self.received_from), **changes}
 
     def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
         """Restore the state at the beginning of round ``t``; called before the link starts."""
-        if self._pipeline is not None:
-            self._pipeline.load_state_dict(state["pipeline"])
+        if self.pipeline is not None:
+            self.pipeline.load_state_dict(state["pipeline"])
         self._directions.load_state_dict(state)
         self.received_from.update(state["received_from"])
         self.t = t

@@ -12,7 +12,7 @@ import numpy as np
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
 from p2pfl.messaging.neighborhood import Neighborhood
-from p2pfl.messaging.schema import B, Body, take_apart, tensors_of, with_tensors
+from p2pfl.messaging.schema import B, Body, copied, take_apart, tensors_of, with_tensors
 from p2pfl.messaging.wire import Message
 from p2pfl.tensors import Tensors, clone, digest, widened
 
@@ -226,9 +226,7 @@ class Net:
         """
         await self._endpoint.see_first(body.kind(), self.sources)
         stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True, checked=True)
-        if stored is None:
-            return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
-        return stored
+        return copied(body) if stored is None else stored
 
     async def scatter(self, bodies: Mapping[PeerId, Body]) -> None:
         """Send each of some receivers its body. One that several receivers get is encoded and stored once.

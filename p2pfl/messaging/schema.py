@@ -307,6 +307,11 @@ def with_tensors(body: B, tensors: Mapping[TensorPath, Tensor]) -> B:
     return assemble(type(body), tensors, take_apart(body)[1], _maps(body))
 
 
+def copied(body: B) -> B:
+    """Return a copy of ``body`` with copies of its tensors."""
+    return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
+
+
 def what_diverged(body: Body, layouts: Iterable[Layout] = ()) -> str:
     """Return which number of a body is NaN or infinite, or which tensor has diverged; empty if none.
 

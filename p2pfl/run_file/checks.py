@@ -79,14 +79,23 @@ def _named_by(method: type[Algorithm[Any]]) -> set[str]:
     return {name for function in functions for name in names(function.__code__)}
 
 
+def _members(file: RunFile, rule: Rule | None) -> list[tuple[str, Rule]]:
+    """Return the rules of a run and their names, without the mean."""
+    if rule is None or type(rule) is Mean:
+        return []
+    return rule.members if isinstance(rule, RuleList) else [(file.aggregation.name, rule)]
+
+
+def _screening(file: RunFile, rule: Rule | None) -> str | None:
+    """Return the name of the rule that screens models before they are sent, if any."""
+    return next((name for name, each in _members(file, rule) if each.screening is not None), None)
+
+
 def check_rules(
     file: RunFile, method: type[Algorithm[Any]], hyper: Options, rule: Rule | None, gradient: GradientRule | None
 ) -> Iterator[OptionProblem]:
     """Rules must have an effect, and not ignore the weights that a method computes."""
-    name = file.algorithm.name
-    members: list[tuple[str, Rule]] = []
-    if rule is not None and type(rule) is not Mean:
-        members = rule.members if isinstance(rule, RuleList) else [(file.aggregation.name, rule)]
+    name, members = file.algorithm.name, _members(file, rule)
     unweighted = [member for member, each in members if not each.weighted]
     measured = [member for member, each in members if each.needs_loss]
     if members and not combines(method):
@@ -106,6 +115,12 @@ def check_rules(
         text = (
             f"{measured[0]!r} measures the loss of received models on local samples, but {name} sends no whole "
             "models, or has a loss of its own; choose another rule, e.g. monna"
+        )
+        yield OptionProblem(("aggregation",), text)
+    elif (screening := _screening(file, rule)) and method.screened is None:
+        text = (
+            f"{screening!r} screens models before they are sent, but peers of {name} do not all send models at the "
+            "same point of a round, or use them for more than averages; choose another rule, e.g. balance"
         )
         yield OptionProblem(("aggregation",), text)
     if method.own_gradients:
@@ -132,7 +147,14 @@ def check_attacks(
                 "receivers' data; remove tune: true"
             )
             yield OptionProblem(("adversaries", number), text)
-        if attack is not None and attack.rushing and method is not None and not exchanges(method):
+        if attack is not None and attack.rushing and (screening := _screening(file, rule)):
+            text = (
+                f"{entry.name!r} uses what honest neighbors send at the same point of a round, but with "
+                f"{screening} a peer sends a sketch of its model before it sees one, and a model that "
+                "does not fit is dropped; choose an attack on a peer's own messages, e.g. sign-flip"
+            )
+            yield OptionProblem(("adversaries", number, "name"), text)
+        elif attack is not None and attack.rushing and method is not None and not exchanges(method):
             text = (
                 f"{entry.name!r} uses what honest neighbors send at the same point of a round, but peers of "
                 f"{file.algorithm.name} send to some, in turn, or nothing; choose an attack on a peer's own "
@@ -197,8 +219,10 @@ def _check_security(file: RunFile) -> Iterator[OptionProblem]:
         yield OptionProblem(("transport", "host"), text)
 
 
-def check_graph(file: RunFile, method: type[Algorithm[Any]], graph: Graph) -> Iterator[OptionProblem]:
-    """The graph must meet the method's requirements."""
+def check_graph(
+    file: RunFile, method: type[Algorithm[Any]], graph: Graph, rule: Rule | None
+) -> Iterator[OptionProblem]:
+    """The graph must meet the requirements of the method, and of a rule with a conversation of its own."""
     if not isinstance(graph, TimeVaryingGraph):
         return
     name = file.graph.name
@@ -208,10 +232,11 @@ def check_graph(file: RunFile, method: type[Algorithm[Any]], graph: Graph) -> It
             f"{name!r} changes; choose another graph, or a method such as dpsgd"
         )
         yield OptionProblem(("graph",), text)
-    elif method.replies and graph.directed:
+    elif graph.directed and (replying := file.algorithm.name if method.replies else _screening(file, rule)):
+        instead = "a method such as dpsgd" if method.replies else "a rule such as balance"
         text = (
-            f"{file.algorithm.name} has peers answer each other, so edges need both directions, but the edges of "
-            f"{name!r} have one; choose an undirected graph, or a method such as dpsgd"
+            f"{replying} has peers answer each other, so edges need both directions, but the edges of {name!r} have "
+            f"one; choose an undirected graph, or {instead}"
         )
         yield OptionProblem(("graph",), text)
 

@@ -153,7 +153,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         problems.extend(check_loss(file.algorithm.name, method, hyper))
         problems.extend(check_rules(file, method, hyper, rule, gradient))
         if graph is not None:
-            problems.extend(check_graph(file, method, graph))
+            problems.extend(check_graph(file, method, graph, rule))
     for key, path in (partition.files() if partition is not None else {}).items():
         if not os.path.isfile(path):  # unlike Path.is_file, also if its folder is closed to this user
             problems.append(OptionProblem(("data", "partition", key), f"no file {str(path)!r}"))

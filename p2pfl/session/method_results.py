@@ -16,6 +16,7 @@ from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
 from p2pfl.plugins.loading import naming_lines
+from p2pfl.session.screening import screening_layouts
 
 
 def check_setup(algorithm: Algorithm[Any]) -> None:
@@ -43,8 +44,8 @@ def layouts_of(algorithm: Algorithm[Any]) -> Sequence[Layout]:
         if not isinstance(layout, Layout):
             what = f"the body itself, {_kind(layout)}" if isinstance(layout, Body) else _kind(layout)
             raise PluginError.of(algorithm.layouts, f"{expected}, not {what}")
-    algorithm.accepted = found
-    return found
+    algorithm.accepted = [*found, *screening_layouts(algorithm)]
+    return algorithm.accepted
 
 
 def weights_of(algorithm: Algorithm[Any]) -> Mapping[PeerId, float] | None:

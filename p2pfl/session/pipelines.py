@@ -26,6 +26,7 @@ from p2pfl.plugins.loading import naming_lines
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import ALL
+from p2pfl.session.screening import SCREENING
 from p2pfl.tensors import Tensors, equal
 
 
@@ -47,11 +48,12 @@ def make_pipeline(
         RunFileError: a kind of message is named that the method does not have, or an attack changes none.
         PluginError: a codec does not pack what it should.
     """
-    kinds = sorted({layout.body.kind() for layout in layouts})
+    every = sorted({layout.body.kind() for layout in layouts})
+    kinds = [kind for kind in every if kind not in SCREENING]
     for number, entry in enumerate(run.file.adversaries):
-        _check_kinds(run, f"adversaries.{number}.messages", entry.messages, kinds)
-        _check_effect(run, number, layouts)
-    parts = _attacking(run, place, layouts, streams, algorithm)
+        _check_kinds(run, f"adversaries.{number}.messages", entry.messages, every)
+        _check_effect(run, number, [layout for layout in layouts if layout.body.kind() in (entry.messages or kinds)])
+    parts = _attacking(run, place, layouts, kinds, streams, algorithm)
     _check_kinds(run, "codec", run.codecs.keys() - {ALL}, kinds)
     codec_of = partial(_codec_of, run)
     if any(codec_of(kind) is not None for kind in kinds):
@@ -64,9 +66,18 @@ def make_pipeline(
 
 
 def _attacking(
-    run: Run, place: Neighborhood, layouts: Sequence[Layout], streams: Streams, algorithm: Algorithm[Any] | None
+    run: Run,
+    place: Neighborhood,
+    layouts: Sequence[Layout],
+    kinds: Sequence[str],
+    streams: Streams,
+    algorithm: Algorithm[Any] | None,
 ) -> list[Pipeline]:
-    """Return the attacks of a peer, in the order of the run file, and ahead of them what they need."""
+    """Return the attacks of a peer, in the order of the run file, and ahead of them what they need.
+
+    Args:
+        kinds: the kinds of messages that an attack changes by default.
+    """
     adversaries = frozenset[PeerId]().union(*map(run.attackers, range(len(run.attacks))))
     entries = enumerate(zip(run.file.adversaries, run.attacks, strict=True))
     mine = [(entry, attack) for number, (entry, attack) in entries if place.me in run.attackers(number)]
@@ -81,7 +92,7 @@ def _attacking(
         return Attacker(place, adversaries, layouts, combine=partial(_combined, run))
 
     attacking = [
-        Attacking(attack, attacker(), streams, entry.first, entry.messages, before)
+        Attacking(attack, attacker(), streams, entry.first, entry.messages or kinds, before)
         for entry, attack in mine
         if not isinstance(attack, Poisoning)
     ]
@@ -101,10 +112,9 @@ def _before_training(clock: Aggregator, before: Before | None, idle_from: int) -
     return clock.t < idle_from
 
 
-def _check_effect(run: Run, number: int, layouts: Iterable[Layout]) -> None:
-    """Raise RunFileError if an attack has no effect on the method."""
+def _check_effect(run: Run, number: int, chosen: Sequence[Layout]) -> None:
+    """Raise RunFileError if an attack has no effect on the messages that it may change."""
     entry, attack = run.file.adversaries[number], run.attacks[number]
-    chosen = [layout for layout in layouts if not entry.messages or layout.body.kind() in entry.messages]
     if not attack.has_effect(chosen):
         kinds = ", ".join(sorted({layout.body.kind() for layout in chosen}))
         found = f"sends {kinds}, in which it changes nothing" if chosen else "sends nothing"
@@ -113,6 +123,8 @@ def _check_effect(run: Run, number: int, layouts: Iterable[Layout]) -> None:
 
 
 def _codec_of(run: Run, kind: str) -> Codec | None:
+    if kind in SCREENING:
+        return None
     codec = run.codecs.get(kind, run.codecs.get(ALL))
     return None if type(codec) is Codec else codec
 

@@ -22,7 +22,6 @@ from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import BodyStore
 from p2pfl.messaging.neighborhood import Neighborhood
-from p2pfl.messaging.net import Net
 from p2pfl.plugins.loading import definition, naming_lines
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults
@@ -40,6 +39,7 @@ from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
 from p2pfl.session.saving import Saver, load
+from p2pfl.session.screening import net_of
 from p2pfl.session.training_errors import naming_batches
 from p2pfl.tensors import digest
 
@@ -243,7 +243,7 @@ class Session:
         self._enter("training", t)
         self.faults.begins(t)
         self.endpoint.begin(t)
-        net = Net(self.endpoint, t, self.settings.seed)
+        net = net_of(self.algorithm, self.endpoint, t, self.settings.seed)
         await self.endpoint.await_start(t)
         sources = len(net.sources)
         self.algorithm.aggregation.t = t

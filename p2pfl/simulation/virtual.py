@@ -36,7 +36,6 @@ from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
 from p2pfl.messaging.journal import BodyStore, JournalEntry, Place
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood
-from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.messaging.wire import Encoded, Message, Plan
 from p2pfl.models import architecture
@@ -49,6 +48,7 @@ from p2pfl.session.method_results import layouts_of
 from p2pfl.session.metrics import add_counts
 from p2pfl.session.pipelines import make_pipeline
 from p2pfl.simulation.machine import Computing, Machine, computing
+from p2pfl.simulation.unscreened import virtual_net
 from p2pfl.simulation.virtual_loop import VirtualLoop
 
 SMALL = 64
@@ -308,7 +308,8 @@ class _Peer(Link):
         await self._slot.acquire()
         self.endpoint.begin(t)
         await self.endpoint.await_start(t)
-        await self.algorithm.dry_round(t, Net(self.endpoint, t, settings.seed), self)
+        net = virtual_net(self.algorithm, self.endpoint, t, settings.seed)
+        await self.algorithm.dry_round(t, net, self)
         self.endpoint.finish(t)
         if t + 1 == settings.rounds or self.algorithm.finished or (t + 1) % settings.eval_every == 0:
             await self._compute("evaluating", self.tests * self.kind.computing.sample)

@@ -10,8 +10,9 @@ from p2pfl.testing import check_parity
 from tests.conftest import tree
 from tests.simulation.test_rules import RULES
 
-QUICK = ("several",)
-"""It transforms, combines, and keeps a state; the others differ in what they compute."""
+QUICK = ("several", "screened")
+"""One transforms, combines, and keeps a state, one has messages of its own; the others differ in what they compute.
+"""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in RULES])

@@ -35,6 +35,7 @@ RULES: list[Any] = [
     "norm-clip",
     {"name": "clip", "radius": 1.0},
     "balance",
+    "sketchguard",
     "ubar",
     {"name": "caf", "f": 2},
     {"name": "mda", "f": 2},
@@ -103,6 +104,7 @@ def models(n: int = 8, *, dtype: torch.dtype = torch.float32) -> dict[int, Tenso
         ({"name": "balance", "gamma": 0.5, "kappa": 0}, (10, 12, 14, 16), (10 + 13) / 2),
         ({"name": "balance", "gamma": 0.1, "kappa": 0}, (10, 12, 14, 16), 10),
         ({"name": "balance", "gamma": 0.5, "kappa": 0, "alpha": 0.25}, (10, 12, 14, 16), 0.25 * 10 + 0.75 * 13),
+        ({"name": "sketchguard", "gamma": 0.5, "kappa": 0}, (10, 12, 14, 16), (10 + 13) / 2),
         (
             {"name": "ubar", "rho": 0.75},
             (3, 2, 5, -2, -9),

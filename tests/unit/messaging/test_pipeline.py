@@ -130,7 +130,7 @@ async def test_late_messages_pass_the_pipeline_too() -> None:
 
 async def test_publish_returns_what_the_method_sent_not_what_travels() -> None:
     zero, _ = connected(PAIR, Differences(), Differences())
-    zero._pipeline.sent = torch.ones(3)  # type: ignore[union-attr]
+    zero.pipeline.sent = torch.ones(3)  # type: ignore[union-attr]
     body = vector(1, 2, 3)
     copy = await round_of(zero, 0).publish(body)
     assert torch.equal(copy.x, body.x)
