@@ -172,14 +172,17 @@ def score(results: Results, cell: Cell) -> Score | None:
 
 
 def table(results: Results, methods: Mapping[str, Method], fraction: int) -> str:
-    """Return the accuracies at one fraction of attackers in percent, those of the worst honest peer in brackets."""
-    attacks = (NO_ATTACK, *ATTACKS)
+    """Return the accuracies at one fraction of attackers in percent, those of the worst honest peer in brackets.
+
+    Rows without a measured attack are left out, but for those without attackers.
+    """
+    attacks = (NO_ATTACK, *(ATTACKS if fraction else ()))
     lines = [f"| method | rule | {' | '.join(attacks)} | seeds |", f"|---|---|{'---:|' * len(attacks)}---:|"]
     for name, method in methods.items():
         for rule in rules(method):
             scores = {attack: score(results, Cell(name, rule, attack, fraction)) for attack in attacks}
-            found = [each.seeds for each in scores.values() if each]
-            if found:
+            if any(scores[attack] for attack in attacks[-len(ATTACKS) :]):
+                found = [each.seeds for each in scores.values() if each]
                 shown = [_text(method, attack, scores[attack]) for attack in attacks]
                 seeds = f"{min(found)}" if min(found) == max(found) else f"{min(found)} to {max(found)}"
                 lines.append(f"| {name} | {rule} | {' | '.join(shown)} | {seeds} |")
