@@ -25,7 +25,7 @@ def save(figure: Any, file: Path) -> None:
     plt.close(figure)
 
 
-def tidy(axis: Any, **grid: Any) -> None:
+def tidy(axis: Any, /, **grid: Any) -> None:
     """Leave out the frame above and on the right, and draw a light grid."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, **grid)

@@ -61,6 +61,7 @@ def map_(
     robustness_map.measure(results, methods, shown, seeds, 60 * cpu_minutes)
     for fraction in shown:
         click.echo(f"\n{fraction} % attackers\n\n{robustness_map.table(results, methods, fraction)}")
+    click.echo(f"\n{robustness_map.spent(results):.2f} CPU hours for all runs of the map in the file")
     if picture is not None:
         map_picture.draw(results, methods, picture)
 

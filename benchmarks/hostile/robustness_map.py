@@ -197,4 +197,4 @@ def _text(method: Method, attack: str, found: Score | None) -> str:
 
 def spent(results: Results) -> float:
     """Return the CPU hours of all runs of the map."""
-    return sum(result["cpu_s"] for key, result in results.items() if key.startswith("map: ")) / 3600
+    return sum(float(result["cpu_s"]) for key, result in results.items() if key.startswith("map: ")) / 3600

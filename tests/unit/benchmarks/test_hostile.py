@@ -92,7 +92,7 @@ def test_table_has_honest_peers_alone_and_marks_what_is_missing(kept: Kept) -> N
     assert robustness_map.table(results, methods, 20).splitlines()[2:] == [
         "| fedavg | mean | 80 (80) | … | … | 78 (56) | – | 1 to 2 |"
     ]
-    assert robustness_map.table(results, methods, 0).splitlines()[2:] == ["| fedavg | mean | 66 (0) | 1 |"]
+    assert robustness_map.table(results, methods, 0).splitlines()[2:] == ["| fedavg | mean | 64 (0) | 1 |"]
 
 
 def test_picture_has_a_panel_for_each_method(kept: Kept, tmp_path: Path) -> None:
