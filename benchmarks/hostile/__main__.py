@@ -41,6 +41,7 @@ def byzfl(results: Results, gamma: tuple[float, ...], attackers: tuple[int, ...]
 @main.command(name="map")
 @click.option("--method", "names", multiple=True, type=click.Choice(list(robustness_map.METHODS)), help="All.")
 @click.option("--fraction", "fractions", multiple=True, type=click.Choice(robustness_map.FRACTIONS), help="%")
+@click.option("--attack", "attacks", multiple=True, type=click.Choice(list(robustness_map.ATTACKS)), help="All.")
 @click.option("--rule", help="In place of the methods' robust rules; several with commas.")
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--cpu-minutes", default=900.0, show_default=True, help="No run after these; 0: show what is there.")
@@ -50,6 +51,7 @@ def map_(
     results: Results,
     names: tuple[str, ...],
     fractions: tuple[int, ...],
+    attacks: tuple[str, ...],
     rule: str | None,
     seeds: int,
     cpu_minutes: float,
@@ -57,7 +59,7 @@ def map_(
 ) -> None:
     """Methods x rules x attacks x fraction of attackers, on Fashion-MNIST."""
     shown = fractions or robustness_map.FRACTIONS
-    methods = robustness_map.chosen(names, rule.split(",") if rule else None)
+    methods = robustness_map.chosen(names, attacks, rule.split(",") if rule else None)
     robustness_map.measure(results, methods, shown, seeds, 60 * cpu_minutes)
     for fraction in shown:
         click.echo(f"\n{fraction} % attackers\n\n{robustness_map.table(results, methods, fraction)}")

@@ -76,10 +76,14 @@ class Cell:
         return f"map: {self.method}, {self.rule}, {self.attack}, {self.fraction} %, seed {seed}"
 
 
-def chosen(names: Sequence[str], rule: list[str] | None) -> dict[str, Method]:
-    """Return the methods of these names, of all without any, with another robust rule where one fits."""
-    found = {name: METHODS[name] for name in names or METHODS}
-    return {name: replace(m, rule=rule) if rule and m.rule else m for name, m in found.items()}
+def chosen(names: Sequence[str], attacks: Sequence[str], rule: list[str] | None) -> dict[str, Method]:
+    """Return methods of these names with these attacks, all without any, and another robust rule where one fits."""
+
+    def changed(method: Method) -> Method:
+        fits = tuple(attack for attack in method.attacks if attack in (attacks or ATTACKS))
+        return replace(method, attacks=fits, rule=rule if rule and method.rule else method.rule)
+
+    return {name: changed(METHODS[name]) for name in names or METHODS}
 
 
 def attackers(fraction: int) -> list[int]:

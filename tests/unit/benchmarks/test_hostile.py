@@ -71,7 +71,7 @@ def test_runs_of_the_map_are_valid(method: str) -> None:
 
 
 def test_map_continues_where_its_time_was_spent(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
-    methods = chosen(["fedavg"], None)
+    methods = chosen(["fedavg"], [], None)
     expected = [cell.key(0) for cell in cells(methods)]
     robustness_map.measure(Results(tmp_path / "r.jsonl"), methods, (0, 10, 20, 30, 40), seeds=1, seconds=3.0)
     assert len(simulated) == 2  # of two seconds each
@@ -88,7 +88,7 @@ def test_table_has_honest_peers_alone_and_marks_what_is_missing(kept: Kept) -> N
     flipped = Cell("fedavg", "mean", "label-flip", 20)
     none = Cell("fedavg", "mean", "none", 0)
     results = kept({flipped.key(0): lower, flipped.key(1): peers, none.key(0): peers})
-    methods = chosen(["fedavg", "dfml"], None)
+    methods = chosen(["fedavg", "dfml"], [], None)
     assert robustness_map.table(results, methods, 20).splitlines()[2:] == [
         "| fedavg | mean | 80 (80) | … | … | 78 (56) | – | 1 to 2 |"
     ]
