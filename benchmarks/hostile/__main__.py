@@ -73,11 +73,15 @@ def map_(
 @click.option("--attack", "attacks", multiple=True, type=click.Choice(list(dumbbells.ATTACKS)), help="All.")
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--rounds", default=300, show_default=True)
+@click.option("--cpu-minutes", default=60.0, show_default=True, help="No run after these; 0: show what is there.")
 @click.pass_obj
-def dumbbell(results: Results, rules: tuple[str, ...], attacks: tuple[str, ...], seeds: int, rounds: int) -> None:
+def dumbbell(
+    results: Results, rules: tuple[str, ...], attacks: tuple[str, ...], seeds: int, rounds: int, cpu_minutes: float
+) -> None:
     """What crosses the one edge between two cliques with different classes of MNIST, with and without dissensus."""
     shown = rules or tuple(dumbbells.RULES), attacks or tuple(dumbbells.ATTACKS)
-    click.echo(dumbbells.table(results, *shown, seeds, rounds))
+    dumbbells.measure(results, *shown, seeds, rounds, 60 * cpu_minutes)
+    click.echo(dumbbells.table(results, *shown, rounds))
 
 
 if __name__ == "__main__":

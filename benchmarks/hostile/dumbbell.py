@@ -12,7 +12,7 @@ a neighbor of both of its ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from statistics import fmean
 from typing import Any
 
@@ -94,20 +94,31 @@ def key(rule: str, attack: str, seed: int, rounds: int) -> str:
     return f"dumbbell: {rule}, attackers {attack}, seed {seed}, {rounds} rounds"
 
 
-def table(results: Results, rules: Sequence[str], attacks: Sequence[str], seeds: int, rounds: int) -> str:
-    """Return the accuracies of both cliques in percent, without and with the attackers."""
+def measure(
+    results: Results, rules: Sequence[str], attacks: Sequence[str], seeds: int, rounds: int, seconds: float
+) -> None:
+    """Simulate what is missing until the CPU seconds are spent."""
+    for seed, attack, rule in product(range(seeds), attacks, rules):
+        if not results.has(run := key(rule, attack, seed, rounds)):
+            if seconds <= 0:
+                return
+            seconds -= results.of(run, settings(rule, attack, seed, rounds))["cpu_s"]
+
+
+def table(results: Results, rules: Sequence[str], attacks: Sequence[str], rounds: int) -> str:
+    """Return the accuracies of both cliques in percent, over the seeds that are measured."""
     lines = [
-        "| rule | attackers | clique of 0-4 | clique of 5-9 | worst peer | published |",
-        "|---|---|---:|---:|---:|---:|",
+        "| rule | attackers | clique of 0-4 | clique of 5-9 | worst peer | seeds | published |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
-    for attack in attacks:
-        for rule in rules:
-            runs = []
-            for seed in range(seeds):
-                run = results.of(key(rule, attack, seed, rounds), settings(rule, attack, seed, rounds))
-                runs.append({int(peer): 100 * accuracy for peer, accuracy in run["peers"].items()})
-            of_cliques = [mean_and_deviation(fmean(run[i] for i in clique) for run in runs) for clique in CLIQUES]
-            worst = mean_and_deviation(min(run.values()) for run in runs)
+    for attack, rule in product(attacks, rules):
+        runs: list[dict[int, float]] = []
+        while results.has(run := key(rule, attack, len(runs), rounds)):
+            peers = results.of(run, {})["peers"]
+            runs.append({int(peer): 100 * accuracy for peer, accuracy in peers.items()})
+        if runs:
+            of_cliques = [mean_and_deviation(fmean(found[i] for i in clique) for found in runs) for clique in CLIQUES]
+            worst = mean_and_deviation(min(found.values()) for found in runs)
             published = PUBLISHED.get(rule, "") if attack == "none" else ""
-            lines.append(f"| {' | '.join((rule, attack, *of_cliques, worst, published))} |")
+            lines.append(f"| {' | '.join((rule, attack, *of_cliques, worst, str(len(runs)), published))} |")
     return "\n".join(lines)

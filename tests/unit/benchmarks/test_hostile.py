@@ -136,6 +136,17 @@ def test_cliques_have_no_class_in_common(few_labels: np.ndarray) -> None:
 def test_dumbbell_table_has_both_cliques_without_the_attackers(few_labels: np.ndarray, kept: Kept) -> None:
     honest = {peer: 0.6 if peer < 5 else 0.5 for peer in range(10)}
     results = kept({dumbbell.key("mean", attack, 0, 5): honest for attack in dumbbell.ATTACKS})
-    lines = dumbbell.table(results, ["mean"], list(dumbbell.ATTACKS), seeds=1, rounds=5).splitlines()
-    assert lines[2] == "| mean | none | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 69.0, 75.6 |"
-    assert lines[3] == "| mean | at the edge | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |"
+    lines = dumbbell.table(results, ["mean", "median"], list(dumbbell.ATTACKS), rounds=5).splitlines()
+    assert lines[2:4] == [
+        "| mean | none | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 1 | 69.0, 75.6 |",
+        "| mean | at the edge | 60.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 1 |  |",
+    ]
+    assert len(lines) == 2 + len(dumbbell.ATTACKS)  # the median is not measured
+
+
+def test_dumbbell_stops_when_its_time_is_spent(
+    tmp_path: Path, few_labels: np.ndarray, simulated: list[dict[str, Any]]
+) -> None:
+    dumbbell.measure(Results(tmp_path / "r.jsonl"), ["mean", "median"], ["none"], seeds=3, rounds=5, seconds=5.0)
+    assert [each["aggregation"] for each in simulated] == ["mean", "median", "mean"]
+    assert [each["seed"] for each in simulated] == [0, 0, 1]
