@@ -6,7 +6,8 @@
 Samples memory, open descriptors, disk and progress, fits a line to each, and compares the digests with those of
 `p2pfl simulate`. Fails if a digest differs. A slope is per 1,000 rounds, with its 95 % confidence interval, over the
 means of equal parts of the run, because single samples depend on each other. A restarted peer holds 1 to 2 MB more
-than before, but not more with each restart; hence the row of the peers that were never killed.
+than before, but not more with each restart; hence the row of the peers that were never killed. Of these only private
+memory counts: of pages that forks share, each has a larger part when another one ends.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Sample(NamedTuple):
         seconds: since the launch.
         round: mean over peers.
         memory: PSS of all processes, MB.
-        never_killed: mean PSS of the peers that were never killed, MB.
+        never_killed: mean private memory of the peers that were never killed, MB.
         descriptors: open in all peers.
         disk: MB of the run folder, without RECORDS.
     """
@@ -98,7 +99,7 @@ def slopes(samples: Sequence[Sample], rounds: int) -> dict[str, Slope]:
     never_killed = [each.never_killed for each in parts if not math.isnan(each.never_killed)]
     found = {
         "memory of all processes, MB": Slope.fit(reached, [each.memory for each in parts]),
-        "memory of a peer never killed, MB": Slope.fit(reached[: len(never_killed)], never_killed),
+        "private memory of a peer never killed, MB": Slope.fit(reached[: len(never_killed)], never_killed),
         "open descriptors of all peers": Slope.fit(reached, [each.descriptors for each in parts]),
         "disk without records, MB": Slope.fit(reached, [each.disk for each in parts]),
     }
@@ -117,7 +118,8 @@ def look(launcher: int, folder: RunFolder, killed: set[PeerId], began: float) ->
             with suppress(psutil.Error):
                 descriptors += process.num_fds()
             if files.peer not in killed:
-                memory.append(procfs.pss(process.pid) / 1e6)
+                with suppress(psutil.Error):
+                    memory.append(process.memory_full_info().uss / 1e6)
     total = sum(map(procfs.pss, procfs.tree(launcher))) / 1e6
     never_killed = fmean(memory) if memory else math.nan
     return Sample(time.monotonic() - began, fmean(rounds), total, never_killed, descriptors, size(folder.root) / 1e6)

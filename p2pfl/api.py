@@ -41,9 +41,11 @@ from p2pfl.models import Model
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder import records
+from p2pfl.run_folder.failures import why_failed
 from p2pfl.run_folder.folder import Result, RunFolder, Status, require_empty
 from p2pfl.run_folder.new_run import create, create_unique, write_run
 from p2pfl.run_folder.records import RecordFile
+from p2pfl.run_folder.replay import Replay
 from p2pfl.session import peer_model
 from p2pfl.session.build import check_models, has_models_of_users, load_data
 from p2pfl.simulation.simulate import simulate, without_event_loop
@@ -138,13 +140,17 @@ class PlannedRun:
         return load_data(self._run)[0].class_names
 
     def simulate(
-        self, run_dir: str | os.PathLike[str] | None = None, on_round: Callable[[PeerId, int], None] | None = None
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+        replay: RecordedRun | None = None,
     ) -> RecordedRun:
         """Run all peers to the end in this process, on the CPU unless the run says ``device: cuda``.
 
         Args:
             run_dir: the run folder, new or empty; by default a new one in the run file's ``out``.
             on_round: called after each round with the peer and the round.
+            replay: a finished run with the same settings and a ``synchrony``: rounds take the messages that its took.
 
         Raises:
             P2pflError: the run failed.
@@ -155,14 +161,16 @@ class PlannedRun:
         def after_round(peer: PeerId, t: int) -> None:
             if interrupted.is_set():
                 raise KeyboardInterrupt
-            if on_round is not None:
-                on_round(peer, t)
+            on_round(peer, t)
 
         if has_models_of_users(self._run):
             self._checked_data()  # before there is a folder
+        replayed = None if replay is None else Replay(replay._folder, self._run.config_hash())
         folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
         threads = torch.get_num_threads()
         try:
+            if replayed is not None:
+                replayed.copy_order(folder)
             results = without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
         finally:
             torch.set_num_threads(threads)
@@ -181,10 +189,8 @@ class PlannedRun:
             RunFailed: the peers could not be started, or lack what only this program has registered.
         """
         for kind, name in run_files.registered_by_main(self._run.file):
-            raise RunFailed(
-                f"{kind} {name!r}: this program has registered it, but each peer is another one; "
-                "put its code into a file, and that into `plugins`"
-            )
+            text = "this program has registered it, but each peer is another one; put its code into a file, that into"
+            raise RunFailed(f"{kind} {name!r}: {text} `plugins`")
         root = create_unique(self._run) if run_dir is None else Path(run_dir)
         if root.is_dir():
             require_empty(root)  # the launcher would say so too late: the run in it would be taken for this one
@@ -352,7 +358,7 @@ class LaunchedRun(RecordedRun):
         """Wait until the run folder exists."""
         while not self._folder.run_file.exists():
             if self._ended(POLL) and not self._folder.run_file.exists():
-                raise RunFailed(self._reason())
+                raise self._why_failed()
         return self
 
     def running(self) -> bool:
@@ -377,7 +383,7 @@ class LaunchedRun(RecordedRun):
         if not ended:
             raise TimeoutError(f"{self.folder}: still running after {timeout} s")
         if self._process.returncode and not self._all_ended_well():
-            raise RunFailed(self._reason())
+            raise self._why_failed()
         return RecordedRun(self._folder)
 
     def stop(self) -> RecordedRun:
@@ -434,13 +440,8 @@ class LaunchedRun(RecordedRun):
             phases.discard(None)  # has not started
         return phases <= {"stopped", "finished"}
 
-    def _reason(self) -> str:
-        """Return why the run failed: the errors of its peers, or else what the launcher wrote."""
-        failed = [status for status in self.status() if status.error] if self._folder.run_file.exists() else []
-        if failed:
-            return "; ".join(f"peer {status.peer}: {status.error.splitlines()[0]}" for status in failed[:3])
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        return "\n".join(map(self._located, lines[-5:])) or "the launcher ended without a message"
+    def _why_failed(self) -> RunFailed:
+        return RunFailed("\n".join(map(self._located, why_failed(self._folder, self._log))))
 
     def _located(self, line: str) -> str:
         """Name the key of the user's run file, or dict, in place of a line of the temporary one."""

@@ -29,6 +29,8 @@ def check_parity(
 ) -> None:
     """Simulate a run, launch it with random delays, and compare everything that must be equal.
 
+    If the rounds of the run do not wait for one another (``synchrony``), it is launched first, and then replayed.
+
     Args:
         run: a run, or an argument of ``p2pfl.load``.
         crash: also kill every peer once (``kill -9``): an attribute that is missing in ``Algorithm.state`` shows.
@@ -44,14 +46,26 @@ def check_parity(
             raise ValueError("results on a GPU are not reproducible bit by bit: load the run with device='cpu'")
         if isinstance(run, PlannedRun) and overrides:
             raise TypeError("give overrides to p2pfl.load, which made this run")
-        with deterministic(strictly=False, fill=True):  # uninitialized memory, if it is read, makes a difference
-            simulated = planned.simulate(Path(folder) / "simulated")
         chaos: dict[str, Any] = {"link": {"jitter": JITTER}}
         if crash:
             chaos["kill"] = [{"round": planned.settings["rounds"] // 2}]
-        with_faults = load(simulated.folder / "run.yaml", chaos=chaos, checkpoint_every=1, device="cpu")
-        with with_faults.launch(Path(folder) / "launched") as running:
-            launched = running.wait()
+
+        faults = {"chaos": chaos, "checkpoint_every": 1, "device": "cpu"}
+
+        def simulate(replay: RecordedRun | None = None) -> RecordedRun:
+            with deterministic(strictly=False, fill=True):  # uninitialized memory, if it is read, makes a difference
+                return planned.simulate(Path(folder) / "simulated", replay=replay)
+
+        def launch(source: Path | Mapping[str, Any]) -> RecordedRun:
+            with load(source, **faults).launch(Path(folder) / "launched") as running:
+                return running.wait()
+
+        if planned.settings.get("synchrony") is None:
+            simulated = simulate()
+            launched = launch(simulated.folder / "run.yaml")
+        else:
+            launched = launch(planned.settings)
+            simulated = simulate(launched)
         difference = first_difference(simulated, launched)
     assert difference is None, difference
 

@@ -38,7 +38,8 @@ class Connection:
     def __init__(self, context: LinkContext, peer: PeerId, now: float) -> None:
         self.peer = peer
         self.writer = Writer(context.endpoint.journal, peer, context.hello, context.new_number)
-        self.reader = Reader(Id(context.endpoint.t, 0), context.budget, context.new_number)
+        first = context.endpoint.mailbox.first_read(peer, context.endpoint.t)
+        self.reader = Reader(Id(first, 0), context.budget, context.new_number)
         self.address = ""
         """Where the neighbor is looked for; empty: there is no socket for it."""
         self.connected_at = 0.0
@@ -138,9 +139,10 @@ class Connection:
         """Return what to ask the neighbor for, if that is due."""
         if not self.address or (self.lost_at is not None and self.writer.state is WriterState.DOWN):
             return None
-        awaited = self._context.endpoint.mailbox.awaited
+        mailbox = self._context.endpoint.mailbox
+        self.reader.used = mailbox.used.get(self.peer, 0)
         closing = self.closing or self.reader.finished
-        return self.reader.want(self.pending(), now, waiting=self.peer in awaited, closing=closing)
+        return self.reader.want(self.pending(), now, waiting=self.peer in mailbox.awaited, closing=closing)
 
     def pending(self) -> int:
         """Return the bytes of the neighbor's messages that the algorithm has not taken yet."""

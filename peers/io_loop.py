@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -248,9 +248,9 @@ class IoLoop:
         else:
             self.pump(entry.to)
 
-    def set_durable(self, durable: int) -> None:
-        for connection in self.connections.values():
-            connection.reader.durable = max(connection.reader.durable, durable)
+    def set_needed(self, needed: Mapping[PeerId, int]) -> None:
+        for peer, connection in self.connections.items():
+            connection.reader.durable = max(connection.reader.durable, needed[peer])
         self.pump(self.connections)
 
     def nothing(self, to: PeerId, t: int) -> None:

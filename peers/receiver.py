@@ -133,7 +133,7 @@ class Receiver:
         context, peer = self._context, connection.peer
         current = connection.reader.next
         lost_before = connection.reader.start(start)
-        if lost_before is not None:
+        if lost_before is not None and not connection.closing:
             text = f"messages lost peer={peer} t={current.t}..{lost_before - 1}: the neighbor no longer keeps them"
             context.limited_log.warning(f"lost messages of peer {peer}", text)
             context.news.append(Lost(peer, lost_before))
@@ -179,7 +179,7 @@ class Receiver:
         else:
             self._assemblies[peer] = _Assembly(entry.epoch, entry.id, plan, torch.empty(plan.size, dtype=torch.uint8))
             return self._continue(connection, entry, chunk)
-        return self._may_be_of_use(entry.id, plan)
+        return self._may_be_of_use(peer, entry.id, plan)
 
     def _continue(self, connection: Connection, entry: Entry, chunk: memoryview) -> bool:
         peer = connection.peer
@@ -197,13 +197,14 @@ class Receiver:
         if ends == plan.size:
             del self._assemblies[peer]
             self._complete(connection, entry.id, plan, assembly.body)
-        return self._may_be_of_use(entry.id, plan)
+        return self._may_be_of_use(peer, entry.id, plan)
 
-    def _may_be_of_use(self, id: Id, plan: Plan) -> bool:
-        t = self._context.endpoint.t
+    def _may_be_of_use(self, peer: PeerId, id: Id, plan: Plan) -> bool:
+        endpoint = self._context.endpoint
+        t = endpoint.t
         if plan.layout.body is Begin:  # takes no window, so only the next two of each neighbor
             return id.number == 0 and t <= id.t <= t + 1
-        return id.t >= t
+        return id.t >= (endpoint.mailbox.sender_round(peer) if endpoint.mailbox.keeps else t)
 
     def _complete(
         self, connection: Connection, id: Id, plan: Plan, body: Tensor | None, *, in_place: bool = False

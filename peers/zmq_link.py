@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from p2pfl import PeerId
@@ -85,7 +85,7 @@ class ZmqLink(Link):
         router = self.world.listen(self.context.limited_log)
         self.bound, self.address = router.bound, self.world.addresses.publish(router.bound)
         self.io.start(router)
-        self.checkpointed(self.endpoint.durable)
+        self.checkpointed(self.endpoint.mailbox.needed_after(self.endpoint.durable))
 
     def announce(self, entry: JournalEntry) -> None:
         if self._optional_due is not None:
@@ -120,8 +120,8 @@ class ZmqLink(Link):
     def nothing(self, to: PeerId, t: int) -> None:
         self.io.submit(lambda: self.io.nothing(to, t))
 
-    def checkpointed(self, durable: int) -> None:
-        self.io.submit(lambda: self.io.set_durable(durable), soon=False)
+    def checkpointed(self, needed: Mapping[PeerId, int]) -> None:
+        self.io.submit(lambda: self.io.set_needed(needed), soon=False)
 
     def undelivered(self) -> int:
         return sum(connection.entries_left() for connection in self.io.connections.values())
@@ -183,4 +183,4 @@ class ZmqLink(Link):
         if self._dead == set(self.endpoint.neighbors):
             self.log.warning("all neighbors are dead; continuing alone")
         self._caught_up.set()
-        self.endpoint.mailbox.mark_disconnected(peer)
+        self.endpoint.mailbox.mark_disconnected(peer, finished=finished)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.messaging import wire
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.conversation import Conversation
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout, MessageSchema

@@ -13,7 +13,8 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.messaging import control, wire
 from p2pfl.messaging.control import FROM_WRITER, Control, Entry, Hello, Want
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.conversation import Conversation
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body, Layout

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from p2pfl.messaging import edge
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout

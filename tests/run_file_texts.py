@@ -38,8 +38,8 @@ algorithm: fedavg
 """A run of a second, for tests of what surrounds it."""
 
 TOP = (
-    "name, seed, rounds, peers, graph, data, models, algorithm, aggregation, gradient, plugins, joins_at, codec, "
-    "adversaries, transport, "
+    "name, seed, rounds, peers, graph, data, models, algorithm, aggregation, gradient, synchrony, plugins, joins_at, "
+    "codec, adversaries, transport, "
     "chaos, device, gpu, threads, slots, eval_every, global_test, metrics, masked_test, checkpoint_every, "
     "checkpoint_copies, track, report, out"
 )

@@ -25,6 +25,7 @@ from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.process_title import set_title
 from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.replay import Replay
 from p2pfl.stop_signals import interrupt_by
 
 if TYPE_CHECKING:
@@ -33,15 +34,26 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    request: LaunchRequest, console: Console, jobs: int = 1, watching: Watching = Watching()
+    request: LaunchRequest,
+    console: Console,
+    jobs: int = 1,
+    watching: Watching = Watching(),
+    replay: RunFolder | None = None,
 ) -> tuple[RunFolder, Summary]:
-    """Create a run and run all its peers in this process, or in ``jobs`` forks of it."""
+    """Create a run and run all its peers in this process, or in ``jobs`` forks of it.
+
+    Args:
+        replay: a finished run, whose rounds take the same messages.
+    """
     _prepare_forks(jobs)
     run = request.load()
     _check_device(run, jobs)
     check_trackers(run)
+    replayed = None if replay is None else Replay(replay, run.config_hash())
     folder = request.prepare(run, simulated=True)
     folder.write_info({**folder.info, "jobs": jobs})
+    if replayed is not None:
+        replayed.copy_order(folder)
     return folder, _run(run, folder, console, jobs, watching)
 
 

@@ -294,7 +294,16 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
     type=click.Path(path_type=Path),
     help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/simulation/machine.py).  [this host]",
 )
-def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any) -> None:
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Have each round take the messages that it took in this finished run, whose `synchrony` let rounds not wait "
+    "for one another: the results are bit-identical. Give its run.yaml as FILE.",
+)
+def simulate(
+    as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, replay: Path | None, **request: Any
+) -> None:
     """Run FILE without sockets, in one process or a few.
 
     On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. A GPU is used only if the run
@@ -303,15 +312,17 @@ def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | 
     """
     from launcher.backends.simulation import simulate as simulate_peers
     from launcher.prepare import LaunchRequest
+    from p2pfl.run_folder.folder import RunFolder
 
     asked = LaunchRequest(**request)
     if virtual:
-        _reject_options("--virtual", "jobs", "ui", "run_dir", "log_format", "log_levels", "log_size")
+        _reject_options("--virtual", "jobs", "ui", "replay", "run_dir", "log_format", "log_levels", "log_size")
         _predict(asked, machine, as_json)
         return
     if machine is not None:
         raise click.UsageError("--machine is for --virtual")
-    _run(lambda console, watching: simulate_peers(asked, console, jobs, watching), as_json, ui)
+    replayed = None if replay is None else RunFolder.open(replay)
+    _run(lambda console, watching: simulate_peers(asked, console, jobs, watching, replayed), as_json, ui)
 
 
 def _reject_options(given: str, *names: str) -> None:

@@ -48,6 +48,7 @@ class Shared(Body):
 class Averaging(Algorithm[Participation]):
     """The family of FedAvg."""
 
+    asynchronous = True
     share: ClassVar[Share] = "trainable"
     """The part of a model that is sent and averaged, if the run file cannot choose it."""
     weighted: ClassVar[bool] = True

@@ -75,9 +75,11 @@ class Algorithm(Trainer, ABC, Generic[H]):
     learns_weights: ClassVar[bool] = False
     """It computes the weights of what it combines: aggregation rules that ignore weights are refused."""
     prunes: ClassVar[bool] = False
-    """It drops sources (``net.receive_only_from``): peers state in every round who is left. The graph must stay."""
+    """It drops sources (``net.receive_only_from``), and each Begin states the rest: the graph must stay the same."""
     replies: ClassVar[bool] = False
     """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
+    asynchronous: ClassVar[bool] = False
+    """A round takes one body of each kind, of any round: the run file may choose a ``synchrony``."""
     own_gradients: ClassVar[bool] = False
     """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
     named_loss: ClassVar[bool] = False
@@ -101,8 +103,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         clip_norm = getattr(hyper, "clip_norm", None)
         self.gradient = context.gradient if clip_norm is None else Clipped(context.gradient, clip_norm)
         self.me = context.me
-        self.peers = context.peers
-        self.rounds = context.rounds
+        self.peers, self.rounds = context.peers, context.rounds
         self.seed = context.seed
         self.device = context.device
         self.architectures = context.architectures
@@ -200,8 +201,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         """
         if not getattr(self.hyper, "spool", False):
             return body
-        named = {field.name: getattr(body, field.name) for field in fields(body)}
-        models = {name: value for name, value in named.items() if isinstance(value, Mapping)}
+        models = {each.name: x for each in fields(body) if isinstance(x := getattr(body, each.name), Mapping)}
         return replace(body, **{name: self._spool.put(model) for name, model in models.items()})
 
     async def exchange_including_own(

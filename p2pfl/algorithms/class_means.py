@@ -121,7 +121,7 @@ C = TypeVar("C", bound=ClassMeanTraining)
 class ClassMeans(Algorithm[C]):
     """Global means per class, ``prototypes`` [K, d], of local ones; ``known`` [K] marks the classes that have one."""
 
-    named_loss = True
+    named_loss = asynchronous = True
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "prototypes", "known")
     sends_counts = False
     """Whether sample counts are sent with the means."""

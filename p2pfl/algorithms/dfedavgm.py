@@ -51,7 +51,7 @@ class DFedAvgM(Algorithm[Hyper]):
     venue = "IEEE TPAMI 2022"
     url = "https://arxiv.org/abs/2104.11375"
     Hyper = Hyper
-    homogeneous = True
+    homogeneous = asynchronous = True
     screened = Parameters
     state = ("model", "row")  # momentum does not outlive a round
 

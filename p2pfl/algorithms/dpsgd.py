@@ -113,7 +113,7 @@ class DPSGD(Algorithm[Hyper]):
     venue = "NeurIPS 2017"
     url = "https://arxiv.org/abs/1705.09056"
     Hyper = Hyper
-    homogeneous = True
+    homogeneous = asynchronous = True
     screened = Parameters
     state = ("model", "optimizer", "row")
 

@@ -111,6 +111,7 @@ class FLT(Averaging):
     Hyper = RelatednessHyper
     hyper: RelatednessHyper
     homogeneous = needs_images = True
+    asynchronous = False
     prunes = True
     state = ("model", "optimizer", "encoder", "dropped", "w")
     pretrained: ClassVar[tuple[str, ...]] = ("encoder",)

@@ -109,7 +109,7 @@ class MAPL(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/2403.19792"
     Hyper = Hyper
     linear_heads = equal_features = True
-    prunes = named_loss = True
+    prunes = named_loss = asynchronous = True
     learns_weights = True
     state = ("model", "projector", "prototypes", "w", "known_neighbors", "samples", "spent", "optimizer")
 

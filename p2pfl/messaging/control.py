@@ -27,7 +27,7 @@ from p2pfl.messaging.schema import shown
 from p2pfl.messaging.wire import Buffer
 
 MAGIC = b"p2"
-VERSION = 5
+VERSION = 6
 CHUNK = 1 << 20
 """Bytes of each chunk of a body but the last: a frame must not take longer than the heartbeat timeout."""
 INLINE = 1 << 14
@@ -123,6 +123,8 @@ class Want(NamedTuple):
         idle: the reader's algorithm has taken everything before ``next``: one entry of any size is allowed.
         references: the reader can open the writer's journal.
         hello: number of the writer's last Hello.
+        used: the reader has used entries of rounds before this one, in this process or an earlier one, and must find
+            them again until they are durable, even those from ``next`` on.
     """
 
     epoch: int
@@ -132,6 +134,7 @@ class Want(NamedTuple):
     idle: bool
     references: bool
     hello: int = 0
+    used: int = 0
 
 
 class Refused(NamedTuple):

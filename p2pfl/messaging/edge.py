@@ -121,6 +121,7 @@ class Writer:
 
     def want(self, want: Want, now: float) -> None:
         self._journal.drop(self._to, want.durable)
+        self._journal.read_by(self._to, max(want.next, Id(want.used, 0)))
         self.confirmed = max(self.confirmed, want.next)
         if self.state is WriterState.DOWN:
             return
@@ -191,6 +192,8 @@ class Writer:
             idle = self._want.idle and self.position <= self._want.next
             if not idle and self._sent + cost(len(entry.header), entry.size) > self._want.window:
                 return None
+            if not self._journal.offer(self._to, entry):
+                return self.next(hold_optional=hold_optional)
         offset, segment, at = self._offset, 0, 0
         if entry.place is not None and self._want.references and entry.size > BY_VALUE:
             offset, segment, at = 0, entry.place.segment, entry.place.at
@@ -229,6 +232,8 @@ class Reader:
         self.next = next
         self.durable = 0
         """Entries of rounds before this one are never needed again."""
+        self.used = 0
+        """Entries of rounds before this one were used, if rounds take those of others too."""
         self.references = False
         """The neighbor's journal can be opened."""
         self._hello = 0
@@ -332,7 +337,8 @@ class Reader:
             or (self.finished and self.next > stated.next)
             or now - self._stated_at > (self._repeat if waiting else REPEAT)
         ):
-            return Want(self._epoch, self.next, self.durable, window, pending == 0, self.references, self._hello)
+            idle = pending == 0
+            return Want(self._epoch, self.next, self.durable, window, idle, self.references, self._hello, self.used)
         return None
 
     def stated(self, want: Want, now: float) -> None:

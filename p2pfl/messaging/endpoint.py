@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from p2pfl import PeerId
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.directions import Begin, Directions
 from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
@@ -23,28 +24,14 @@ from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Pipeline
-from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
+from p2pfl.messaging.schema import MAX_HEADER, B, shown, tensors_of, with_tensors
+from p2pfl.messaging.waits import Waits
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
 
 MessageCounts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What a method exchanges with its neighbors.
-
-    Attributes:
-        layouts: what neighbors may send.
-        prunes: the method drops sources (``Net.receive_only_from``).
-        on_receive: replaces each body that arrives; called on the thread that decodes.
-    """
-
-    layouts: Iterable[Layout] = ()
-    prunes: bool = False
-    on_receive: Callable[[Body], Body] = lambda body: body
 
 
 class Endpoint:
@@ -59,6 +46,7 @@ class Endpoint:
             lists the peers still waited for.
         store: of the journal's bodies; default: memory.
         pipeline: what becomes of messages between the method and the wire; default: nothing.
+        mailbox: which messages a round takes; default: its own, for which it waits.
     """
 
     link: Link
@@ -72,6 +60,7 @@ class Endpoint:
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         store: BodyStore | None = None,
         pipeline: Pipeline | None = None,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self.neighborhood = neighborhood
         self.me = neighborhood.me
@@ -80,13 +69,13 @@ class Endpoint:
         self.prunes = conversation.prunes
         self.on_receive = conversation.on_receive
         self.pipeline = pipeline
-        self.schema = _schema(conversation.layouts, neighborhood.peers, pipeline)
+        self.schema = conversation.schema(neighborhood.peers, pipeline)
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
-        self.wait_policy = wait_policy or WaitPolicy()
         self.idle = idle
-        self.journal = Journal(self.neighbors, store)
-        self.mailbox = Mailbox(self.neighbors)
+        self.mailbox = mailbox or Mailbox(self.neighbors)
+        self.journal = Journal(self.neighbors, store, supersedes=not self.mailbox.waits)
+        self.waits = Waits(self.mailbox, wait_policy or WaitPolicy(), idle)
         if pipeline is not None:
             self.mailbox.on_discard = pipeline.left
         self.t = 0
@@ -104,8 +93,6 @@ class Endpoint:
         self.outcomes = Outcomes()  # the algorithm's, which counts messages too, in a session
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
-        self._waiting = 0  # waits in progress, in several tasks of the method
-        self._wait_began = self._wasted = 0.0
         self._reset_counters()
 
     # ---- rounds
@@ -132,18 +119,28 @@ class Endpoint:
         self.received: MessageCounts = {}
         self.missing: dict[str, list[PeerId]] = {}
         self.nonfinite: dict[str, list[PeerId]] = {}
-        self.waited = 0.0
+        self.taken_ages: dict[str, dict[PeerId, int]] = {}
+        """By kind and sender, the age of the body taken in this round, in rounds; negative if the sender is ahead."""
+        self.waits.reset()
         self.sending = 0.0
         """Seconds of encoding and writing this round's messages, and of waiting for receivers far behind."""
-        self.wasted_wait = 0.0
-        """Seconds that waits in this round lasted beyond the last arrival."""
 
     async def await_start(self, t: int) -> None:
-        """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
+        """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it.
+
+        Where rounds do not wait for one another, round 0 waits until the neighbors have started.
+        """
         joins = self.neighborhood.joins
+        if t == 0 and not self.waits_for_rounds:
+            await self.waits.wait(Begin.kind(), self.neighborhood.joined(0), 0)
         if 0 < joins.get(self.me, 0) == t:
             earlier = [neighbor for neighbor in self.neighborhood.joined(t) if joins.get(neighbor, 0) < t]
-            await self._wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
+            await self.waits.wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
+
+    @property
+    def waits_for_rounds(self) -> bool:
+        """Whether a round takes its own messages only, so that all peers compute it at about the same time."""
+        return not self.mailbox.keeps
 
     @property
     def sources(self) -> set[PeerId]:
@@ -166,6 +163,8 @@ class Endpoint:
         It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
         ``t``. So one neighbor of three or more cannot make this peer skip the run.
         """
+        if not self.waits_for_rounds:
+            return t
         joined = self.neighborhood.joined(self.t)
         present = [neighbor for neighbor in joined if not self.mailbox.is_disconnected(neighbor)]
         later = [first for neighbor in present if (first := self._first_kept.get(neighbor, 0)) > t]
@@ -190,10 +189,10 @@ class Endpoint:
         If the method prunes, their Begin says so. It is waited for like a message.
         """
         if self._receivers is None:
-            if self.prunes and self.t > 0:
+            if self.prunes and self.t > 0 and self.waits_for_rounds:
                 joins = self.neighborhood.joins
                 known = [j for j in self.expected_receivers if joins.get(j, 0) < self.t]
-                await self._wait(Begin.kind(), known, self.t)
+                await self.waits.wait(Begin.kind(), known, self.t)
             self._receivers = self.expected_receivers
         return self._receivers
 
@@ -216,7 +215,7 @@ class Endpoint:
         if self.pipeline is None or not await self.receivers():
             return
         if awaited := sorted(self.pipeline.awaits(kind, senders, self.t)):
-            await self._wait(kind, awaited, self.t, deadline_factor)
+            await self.waits.wait(kind, awaited, self.t, deadline_factor)
             found = (self.mailbox.peek((self.t, kind, sender)) for sender in awaited)
             restored = map(self.pipeline.incoming, filter(None, found))
             self.pipeline.see(kind, {message.sender: message.body for message in restored if message.finite})
@@ -251,7 +250,7 @@ class Endpoint:
                     copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
                 else:
                     self._write(tuple(some), changed, 1, stored=False, checked=checked)
-        if behind := self.link.behind(receivers):
+        if self.mailbox.waits and (behind := self.link.behind(receivers)):
             async with self.idle(lambda: self.link.behind(behind)):
                 await self.link.caught_up(behind)
         self.sending += clock() - began
@@ -284,12 +283,13 @@ class Endpoint:
     def converted(self, message: Message) -> Message:
         """Return a decoded message with the result of ``on_receive`` as its body; it may be changed in place.
 
-        With a pipeline, that happens when the message is taken: until then it takes as much memory as on the wire.
+        With a pipeline, or if it may be taken again, that happens when the message is taken: until then it takes as
+        much memory as on the wire.
         """
-        if self.pipeline is not None or isinstance(message.body, Begin):
+        if self.pipeline is not None or self.mailbox.keeps or isinstance(message.body, Begin):
             return message
         body = self.on_receive(message.body)
-        return message if body is message.body else replace(message, body=body)
+        return message if body is message.body else replace(message, body=body, stored=None)
 
     def accept(self, message: Message) -> None:
         """Accept a message. The link passes each message once, and the messages of a sender in order."""
@@ -329,60 +329,40 @@ class Endpoint:
                 for each such call of the round. A message that misses its call is not taken by the next one.
         """
         senders = sorted(senders)
-        await self._wait(kind, senders, t, deadline_factor, addressed=addressed)
-        taken = {sender: self.mailbox.take((t, kind, sender)) for sender in senders}
-        arrived = {sender: message for sender, message in taken.items() if message is not None}
+        await self.waits.wait(kind, senders, t, deadline_factor, addressed=addressed)
+        arrived = self.mailbox.take_all(kind, senders, t)
+        awaited = senders if self.mailbox.waits else list(arrived)
         if addressed:
-            for sender in taken.keys() - arrived.keys():
+            for sender in set(senders) - arrived.keys():
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-            if self.pipeline is not None:
-                arrived[sender] = message = self._restored(message, self.pipeline)
+            self.taken_ages.setdefault(kind, {})[sender] = t - message.t
+            if self.pipeline is not None or self.mailbox.keeps:
+                arrived[sender] = message = self._restored(message)
             if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
-        if absent := [sender for sender in senders if sender not in arrived]:
+        if absent := [sender for sender in awaited if sender not in arrived]:
             self.count_as_missing(kind, absent)
         return arrived
 
-    def _restored(self, message: Message, pipeline: Pipeline) -> Message:
+    def _restored(self, message: Message) -> Message:
         """Return what the method gets in place of a message that it takes."""
-        restored = pipeline.incoming(message)
-        pipeline.left(message)
+        restored = message
+        if self.pipeline is not None:
+            restored = self.pipeline.incoming(message)
+            if not self.mailbox.keeps:
+                self.pipeline.left(message)
         return replace(restored, body=self.on_receive(restored.body)) if restored.finite else restored
-
-    async def _wait(
-        self, kind: str, senders: Iterable[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
-    ) -> None:
-        """Return when a message of each sender has arrived, or will not. Releases the compute slot meanwhile."""
-        keys = {sender: (t, kind, sender) for sender in senders}
-        if all(key in self.mailbox for key in keys.values()):
-            return
-
-        def still_missing() -> list[PeerId]:
-            return [sender for sender, key in keys.items() if key not in self.mailbox]
-
-        async with self.idle(still_missing):
-            clock = asyncio.get_running_loop().time
-            if self._waiting == 0:
-                self._wait_began, self._wasted = clock(), 0.0
-            self._waiting += 1  # waits of several tasks overlap: each second counts once
-            try:
-                waiting = self.mailbox.wait(keys.values(), self.wait_policy, deadline_factor, addressed=addressed)
-                self._wasted = max(self._wasted, await waiting)
-            finally:
-                self._waiting -= 1
-            if self._waiting == 0:
-                self.wasted_wait += self._wasted
-                self.waited += clock() - self._wait_began
 
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
         changes = {} if self.pipeline is None else {"pipeline": self.pipeline.state_dict()}
-        return {**self._directions.state_dict(), "received_from": sorted(self.received_from), **changes}
+        arrived = {"mailbox": self.mailbox.state_dict(self.t)} if self.mailbox.keeps else {}
+        return {**self._directions.state_dict(), "received_from": sorted(self.received_from), **changes, **arrived}
 
     def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
         """Restore the state at the beginning of round ``t``; called before the link starts."""
@@ -391,15 +371,9 @@ class Endpoint:
         self._directions.load_state_dict(state)
         self.received_from.update(state["received_from"])
         self.t = t
+        if self.mailbox.keeps:
+            self.mailbox.load_state_dict(state["mailbox"], self.check, t)
         self.journal.load_state_dict(journal)
-
-
-def _schema(layouts: Iterable[Layout], peers: int, pipeline: Pipeline | None) -> MessageSchema:
-    """Return what is accepted on the wire."""
-    begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
-    if pipeline is not None:
-        layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
-    return MessageSchema((*layouts, begin))
 
 
 def _stored(body: B, encoded: Encoded, entry: JournalEntry, journal: Journal) -> B | None:

@@ -23,6 +23,9 @@ from p2pfl import PeerId
 from p2pfl.messaging.control import BEFORE, FOREVER, INLINE, Id
 from p2pfl.messaging.wire import Buffer, Encoded
 
+UNKNOWN = Id(FOREVER, 0)
+"""After every entry but the last Begin."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -104,13 +107,36 @@ class _Addressed:
     last: Id = BEFORE
     floor: int = 0
     """Entries of rounds before this one were dropped."""
+    newest: dict[str, JournalEntry] = field(default_factory=dict)
+    """By kind, where entries supersede earlier ones."""
+    offered: Id = Id(0, 0)
+    """The neighbor may have read the entries before this one, from this process or an earlier one of this peer."""
+
+    def without(self, entry: JournalEntry) -> None:
+        """Remove an entry."""
+        position = _position(self.entries, entry.id)
+        before = self.previous[position]
+        del self.entries[position], self.previous[position]
+        for later in range(position, len(self.entries)):
+            if self.previous[later] != entry.id:
+                break
+            self.previous[later] = before
+        if self.last == entry.id:
+            self.last = before
 
 
 class Journal:
-    """The entries of one peer. The event loop's thread appends; any thread may read and drop."""
+    """The entries of one peer. The event loop's thread appends; any thread may read and drop.
 
-    def __init__(self, neighbors: Iterable[PeerId], store: BodyStore | None = None) -> None:
+    Args:
+        supersedes: a new entry replaces earlier ones of its kind that its addressees cannot have read.
+    """
+
+    def __init__(
+        self, neighbors: Iterable[PeerId], store: BodyStore | None = None, *, supersedes: bool = False
+    ) -> None:
         self.store = store or BodyStore()
+        self.supersedes = supersedes
         self._addressed = {neighbor: _Addressed() for neighbor in neighbors}
         self._live: dict[int, int] = {}
         """{segment: addressees that may still ask for a body in it}"""
@@ -139,6 +165,8 @@ class Journal:
             place = self.store.write(encoded) if encoded.size else None
             entry = JournalEntry(self._next, encoded.header, encoded.size, place, tuple(to), optional)
             self._add(entry)
+            if self.supersedes:
+                self._supersede(encoded.kind, entry)
         finally:
             self._use(segment, -1)
         self._next = self._next.next
@@ -154,6 +182,38 @@ class Journal:
                 addressed.previous.append(addressed.last)
                 if not entry.optional:
                     addressed.last = entry.id
+
+    def _supersede(self, kind: str, entry: JournalEntry) -> None:
+        """Drop what an entry supersedes."""
+        with self._lock:
+            for neighbor in entry.to:
+                addressed = self._addressed[neighbor]
+                earlier = addressed.newest.get(kind)
+                addressed.newest[kind] = entry
+                if earlier is not None and earlier.id >= addressed.offered:
+                    addressed.without(earlier)
+                    if earlier.place is not None:
+                        self._use(earlier.place.segment, -1)
+
+    def offer(self, to: PeerId, entry: JournalEntry) -> bool:
+        """Return whether an entry is to be sent: it is not superseded yet, and will not be any more."""
+        if not self.supersedes:
+            return True
+        with self._lock:
+            addressed = self._addressed[to]
+            position = _position(addressed.entries, entry.id)
+            if position == len(addressed.entries) or addressed.entries[position] is not entry:
+                return False
+            addressed.offered = max(addressed.offered, entry.id.next)
+            return True
+
+    def read_by(self, to: PeerId, before: Id) -> None:
+        """Note that a neighbor may have read the entries before this one, and no later ones of an earlier process."""
+        if not self.supersedes:
+            return
+        with self._lock:
+            addressed = self._addressed[to]
+            addressed.offered = before if addressed.offered == UNKNOWN else max(addressed.offered, before)
 
     def _use(self, segment: int, count: int = 1) -> None:
         """Note how many more readers may ask for bodies in a segment; release it if none may."""
@@ -301,6 +361,8 @@ class Journal:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the entries whose bodies still exist."""
         self._saved_before = max((t for t, *_ in state["entries"]), default=-1) + 1
+        for addressed in self._addressed.values():
+            addressed.offered = UNKNOWN
         for neighbor, floor in state["floors"].items():
             self._addressed[neighbor].floor = floor
         entries = _entries(state)

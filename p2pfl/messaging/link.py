@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from p2pfl import PeerId
@@ -33,6 +33,6 @@ class Link(Protocol):
         """Return how many messages wait to be passed to the transport, one for each connected neighbor."""
         return 0
 
-    def checkpointed(self, durable: int) -> None:
-        """Tell the neighbors that they need not keep messages of rounds before ``durable`` for this peer."""
+    def checkpointed(self, needed: Mapping[PeerId, int]) -> None:
+        """Tell each neighbor the first of its rounds whose messages it must keep for this peer."""
         return

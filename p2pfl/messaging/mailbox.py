@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from p2pfl import PeerId
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
 from p2pfl.messaging.directions import Begin
-from p2pfl.messaging.wire import Message
+from p2pfl.messaging.wire import Buffer, Message, Plan
 
 Key = tuple[int, str, PeerId]
 """Round, kind, sender."""
@@ -57,16 +58,25 @@ class Mailbox:
     All methods run in the event loop's thread.
     """
 
+    waits = True
+    """Whether a round waits for what it takes; otherwise, nothing is missing."""
+    keeps: ClassVar[bool] = False
+    """Whether messages stay after they were taken, since later rounds may take them too (messaging/newest.py)."""
+
     def __init__(self, senders: Iterable[PeerId]) -> None:
         self._queues: defaultdict[Key, deque[Message]] = defaultdict(deque)
         self._missed: Counter[Key] = Counter()  # messages of this round to discard, should they arrive
         self._waits: list[_Wait] = []
         self._disconnected: set[PeerId] = set()
+        self._finished: set[PeerId] = set()  # those that have sent their last message
         self._round = 0
         self._sender_round: dict[PeerId, int] = {}  # the earliest round whose messages may still arrive
         self._nothing: dict[PeerId, int] = {}  # the latest round in which the sender has nothing for this peer
         self.taken_bytes = dict.fromkeys(senders, 0)
         """Bytes of each sender's messages that were taken or discarded: its window grows. Any thread may read it."""
+        self.used: dict[PeerId, int] = {}
+        """Where rounds take messages of other rounds: the round after the last one of which they took a sender's. Any
+        thread may read it."""
         self.awaited: frozenset[PeerId] = frozenset()
         """Senders of the messages waited for when the last wait began or ended. Any thread may read it."""
         self.failure: BaseException | None = None
@@ -107,6 +117,11 @@ class Mailbox:
         if not queue:
             del self._queues[key]
         return message
+
+    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, Message]:
+        """Take one message of each sender, as far as they have arrived."""
+        taken = {sender: self.take((t, kind, sender)) for sender in senders}
+        return {sender: message for sender, message in taken.items() if message is not None}
 
     def miss(self, key: Key) -> None:
         """Discard the next message under ``key`` when it arrives: the wait that it was sent for has ended."""
@@ -197,13 +212,21 @@ class Mailbox:
         for wait in self._waits:
             wait.ended.set()
 
-    def mark_disconnected(self, sender: PeerId) -> None:
-        """End the waits for ``sender``, now and later."""
+    def mark_disconnected(self, sender: PeerId, *, finished: bool = False) -> None:
+        """End the waits for ``sender``, now and later.
+
+        Args:
+            finished: it has sent its last message.
+        """
         self._disconnected.add(sender)
+        self._finished.discard(sender)
+        if finished:
+            self._finished.add(sender)
         self._recheck(sender)
 
     def mark_connected(self, sender: PeerId) -> None:
         self._disconnected.discard(sender)
+        self._finished.discard(sender)
 
     def is_disconnected(self, sender: PeerId) -> bool:
         return sender in self._disconnected
@@ -229,3 +252,27 @@ class Mailbox:
         for key in sorted(key for key in self._queues if key[0] < t):
             for message in self._queues.pop(key):
                 self._discard(message)
+
+    # ---- checkpoints
+
+    def first_read(self, sender: PeerId, t: int) -> int:
+        """Return the round from which a process that begins with round ``t`` reads what ``sender`` sends."""
+        return t
+
+    def needed_after(self, done: int) -> Mapping[PeerId, int]:
+        """Return for each sender the first round whose messages a peer needs that resumes after ``done`` rounds.
+
+        It will not resume after fewer rounds any more.
+        """
+        return dict.fromkeys(self.taken_bytes, done)
+
+    def state_dict(self, done: int) -> dict[str, Any]:
+        """Return what has arrived and rounds from ``done`` on may take, although it will not be sent again."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], check: Callable[[Buffer], Plan], done: int) -> None:
+        """Restore what ``state_dict`` has returned.
+
+        Args:
+            check: decodes a header.
+        """

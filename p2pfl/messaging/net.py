@@ -53,6 +53,10 @@ class Messenger(Protocol):
     neighborhood: Neighborhood
     prunes: bool
     memo: dict[str, Tensors] | None
+    taken_ages: dict[str, dict[PeerId, int]]
+
+    @property
+    def waits_for_rounds(self) -> bool: ...
 
     @property
     def sources(self) -> set[PeerId]: ...
@@ -288,10 +292,19 @@ class Net:
         """
         senders = among if among is None or isinstance(among, Participants) else set(among)
         of = [j for j in self.sources if senders is None or j in senders]
+        if len(of) < len(self.sources) and not self._endpoint.waits_for_rounds:
+            raise NetError("exchange: with a synchrony other than rounds, every peer must send in every round")
         if senders is None or self.me in senders:
             await self._endpoint.see_first(body.kind(), of, deadline_factor)
             await self.broadcast(body)
         return await self.gather(type(body), of, deadline_factor)
+
+    def ages(self, kind: type[Body]) -> dict[PeerId, int]:
+        """Return for each source how many rounds ago the body was sent that this round took; negative if it is ahead.
+
+        All are 0, unless the run file has another ``synchrony`` than rounds.
+        """
+        return dict(self._endpoint.taken_ages.get(kind.kind(), {}))
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
         """Record that a body of ``kind`` arrived that its receiver cannot use."""
@@ -319,6 +332,8 @@ class Net:
             op: ``mean`` or ``sum``.
         """
         endpoint = self._endpoint
+        if not endpoint.waits_for_rounds:
+            raise NetError("allreduce: all peers must compute the same round; leave out synchrony in the run file")
         topology = self._place.topology_at(self.t)
         if topology.directed:
             raise NetError("allreduce: edges of this round's graph have one direction only; use an undirected graph")

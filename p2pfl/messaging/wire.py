@@ -172,7 +172,7 @@ class Plan:
         diverged = "" if ordinary else self.layout.what_diverged(tensors, self.plain)
         if diverged:
             diverged += f" in {body.kind()} of peer {sender}"
-        return Message(body, t, sender, self, diverged)
+        return Message(body, t, sender, self, diverged, buffer)
 
     def is_ordinary(self, buffer: Tensor | None) -> bool:
         """Return whether a single check of the whole body finds no diverged value; the same for every receiver."""
@@ -206,6 +206,7 @@ class Message:
     Attributes:
         plan: its header, for what the receiver counts and checks.
         diverged: which number in the body is NaN or infinite, or which tensor has diverged; empty if none.
+        stored: the body as on the wire, uint8 [size], of which its tensors are views; None if it is empty.
     """
 
     body: Body
@@ -213,6 +214,7 @@ class Message:
     sender: int
     plan: Plan
     diverged: str
+    stored: Tensor | None = None
 
     @property
     def finite(self) -> bool:

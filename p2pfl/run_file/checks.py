@@ -163,6 +163,39 @@ def check_attacks(
             yield OptionProblem(("adversaries", number, "name"), text)
 
 
+def check_synchrony(
+    file: RunFile,
+    method: type[Algorithm[Any]],
+    hyper: Options,
+    rule: Rule | None,
+    attacks: Sequence[Adversary | None],
+) -> Iterator[OptionProblem]:
+    """Rounds that do not wait for one another need a method, a rule and attacks to which any round's messages do."""
+    if file.synchrony.bound is None:
+        return
+    name, loc = file.algorithm.name, ("synchrony",)
+    if not method.asynchronous:
+        text = (
+            f"{name} needs messages of the same round; remove synchrony, or choose a method whose peers only send "
+            "what they have learned, such as dpsgd, fedavg, fedproto or mapl"
+        )
+        yield OptionProblem(loc, text)
+    for key, without in (("participation", 1.0), ("message_budget", None)):
+        if method.asynchronous and (value := getattr(hyper, key, without)) != without:
+            text = f"conflicts with {key}: {value:g} of {name}, for which all peers must compute the same round"
+            yield OptionProblem(loc, f"{text}; remove one of the two")
+    if rule is not None and rule.screening is not None:
+        text = f"{file.aggregation.name!r} has peers answer each other in a round; remove it, or remove synchrony"
+        yield OptionProblem(("aggregation",), text)
+    for number, (entry, attack) in enumerate(zip(file.adversaries, attacks, strict=True)):
+        if attack is not None and attack.rushing:
+            text = (
+                f"{entry.name!r} uses what honest neighbors send in the same round, but rounds do not wait for one "
+                "another (synchrony); choose an attack on a peer's own messages, e.g. sign-flip"
+            )
+            yield OptionProblem(("adversaries", number, "name"), text)
+
+
 def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:
     """Late joiners and faults must name existing peers and rounds."""
 

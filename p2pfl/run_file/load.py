@@ -28,7 +28,15 @@ from p2pfl.plugins import TABLES, loading, sources
 from p2pfl.plugins.loading import blaming, naming_lines
 from p2pfl.plugins.sources import Plugin
 from p2pfl.registry import Table
-from p2pfl.run_file.checks import check_attacks, check_degrees, check_graph, check_loss, check_rules, cross_checks
+from p2pfl.run_file.checks import (
+    check_attacks,
+    check_degrees,
+    check_graph,
+    check_loss,
+    check_rules,
+    check_synchrony,
+    cross_checks,
+)
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import ALL, Models, Named, PluginEntry, RunFile, from_name
 from p2pfl.run_file.yaml_source import Source
@@ -152,6 +160,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     if hyper is not None and method is not None:
         problems.extend(check_loss(file.algorithm.name, method, hyper))
         problems.extend(check_rules(file, method, hyper, rule, gradient))
+        problems.extend(check_synchrony(file, method, hyper, rule, attacks))
         if graph is not None:
             problems.extend(check_graph(file, method, graph, rule))
     for key, path in (partition.files() if partition is not None else {}).items():

@@ -127,7 +127,7 @@ class Run:
             return {"name": named.name, **options.to_dict(portable=portable)}
 
         file = self.file
-        plain = file.model_dump(mode="json", exclude={"codec", "adversaries"})
+        plain = file.model_dump(mode="json", exclude={"codec", "adversaries", "synchrony"})
         plain["models"] = file.models.resolved(portable=portable)
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(file.graph.name, self.topology, self.schedule)
@@ -142,6 +142,8 @@ class Run:
                 hashlib.sha256(self._read(path)).hexdigest() if portable else f"{FILES}/{path.name}"
             )
         data["augment"] = section(file.data.augment, self.augmentation)
+        if file.synchrony.bound is not None:
+            plain["synchrony"] = file.synchrony.short
         if self.codecs:
             plain["codec"] = {kind: section(file.codec[kind], codec) for kind, codec in self.codecs.items()}
         if self.attacks:

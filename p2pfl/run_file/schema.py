@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -330,6 +331,31 @@ def _distinct(trackers: tuple[TrackEntry, ...]) -> tuple[TrackEntry, ...]:
     return trackers
 
 
+class Synchrony(Section):
+    """Which messages of its neighbors a round takes: either ``name`` or ``staleness`` is set."""
+
+    name: Literal["rounds", "none"] | None = None
+    """rounds: those of the same round; none: the newest that have arrived, if any."""
+    staleness: NonNegativeInt | None = None
+    """s: of each neighbor the newest of at most s rounds before or after, for which it waits."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.name is None) == (self.staleness is None):
+            raise ValueError("should be rounds, none, or a mapping with staleness")
+        return self
+
+    @property
+    def bound(self) -> float | None:
+        """Rounds by which messages may be older or newer, infinite for ``none``; None: rounds take their own."""
+        return {"rounds": None, "none": math.inf}[self.name] if self.name is not None else self.staleness
+
+    @property
+    def short(self) -> Any:
+        """As in a run file."""
+        return self.name or {"staleness": self.staleness}
+
+
 class RunFile(Section):
     """A run file as written, validated key by key. :class:`p2pfl.run_file.run.Run` adds what is derived from it."""
 
@@ -348,6 +374,8 @@ class RunFile(Section):
     """How each peer combines what it receives with its own: a rule, or a list of rules, one after the other."""
     gradient: Named = Named(name="mean")
     """How batches are drawn and their gradients made in local training."""
+    synchrony: Annotated[Synchrony, BeforeValidator(from_name)] = Synchrony(name="rounds")
+    """Which messages a round takes: of the same round, or the newest (``none``, or ``{staleness: 4}``)."""
     plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
     """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics,
     losses, codecs and attacks this file names; relative to it."""

@@ -127,7 +127,7 @@ class NeighborJournals:
     """
 
     def __init__(self, token: str, folder_of: Callable[[PeerId], Path]) -> None:
-        self.own = (_boot_id(), token)
+        self.own = (boot_id(), token)
         self._folder_of = cache(lambda peer: str(folder_of(peer)))
 
     def can_open(self, peer: PeerId, boot: str, token: str) -> bool:
@@ -186,7 +186,7 @@ def map_body(path: str, at: int, size: int, *, populate: bool = False) -> Tensor
     return torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=at - start)
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Return what identifies a running kernel; empty if that is unknown."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -14,7 +14,9 @@
                                                         and neighbor: its distance from this peer's own, relative to
                                                         the norm of that, and the fraction that the rule has taken, 0
                                                         if it has left it out (p2pfl/aggregation/distances.py)
-     "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
+     "ages": {"Parameters": {"3": 1, "5": -1}},         unless rounds wait for one another, by kind and neighbor: how
+                                                        many rounds before this one the body was sent, negative: after
+    "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
      "personal": {"accuracy", "loss", "correct", "samples",      local test split, when evaluated, as masked_test asks
                   "masked_accuracy",                    only scores of the peer's local classes count
                   "unmasked_accuracy"} | null,          scores of all classes count
@@ -68,6 +70,7 @@ class RoundRecord:
     sources: int
     receivers: int | None
     combined: Mapping[str, Mapping[PeerId, tuple[float, float]]] = field(default_factory=dict)
+    ages: Mapping[str, Mapping[PeerId, int]] = field(default_factory=dict)
     weights: Mapping[PeerId, float] | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
     diagnostics: Mapping[str, float] = field(default_factory=dict)
@@ -92,6 +95,7 @@ class RoundRecord:
             "sources": self.sources,
             "receivers": self.receivers,
             **({"combined": combined} if combined else {}),
+            **({"ages": self.ages} if self.ages else {}),
             "weights": self.weights,
             "personal": plain(self.evaluations.personal),
             **({"metrics": measured} if measured else {}),

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -134,6 +135,9 @@ def log_round(
         more.append("metrics " + " ".join(f"{name}={value:.4f}" for name, value in named))
     if record.sources or record.receivers:
         more.append(f"sources={record.sources} receivers={'?' if record.receivers is None else record.receivers}")
+    for kind, ages in record.ages.items():
+        taken = sorted(ages.values())
+        more.append(f"ages of {kind} median={median(taken):g} from={taken[0]} to={taken[-1]}")
     if record.weights:
         largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
         more.append("largest weights " + " ".join(f"{j}={weight:.3f}" for j, weight in largest))

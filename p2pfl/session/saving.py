@@ -15,6 +15,7 @@ from p2pfl.run_folder.files import sync
 from p2pfl.run_folder.folder import PeerFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.checkpoint_copies import CheckpointCopies
+from p2pfl.session.order import repeat_order
 
 T = TypeVar("T")
 
@@ -155,7 +156,7 @@ class Saver:
         self.saved = done
         if complete or final:
             self._endpoint.durable = max(0, before)
-            self._endpoint.link.checkpointed(self._endpoint.durable)
+            self._endpoint.link.checkpointed(self._endpoint.mailbox.needed_after(self._endpoint.durable))
         now = perf_counter()
         self._due_at = now + min(MAX_INTERVAL, COST * (now - began))
         self._earliest = now + min(MAX_INTERVAL, COST_FORWARD * (now - began))
@@ -184,6 +185,8 @@ def load(
     Args:
         copies: of this peer's checkpoints. The newest copy is restored first if it is newer than the folder's
             checkpoint, and also if the folder's only checkpoint is damaged.
+
+    Rounds that do not wait for one another then repeat what an earlier process has taken.
 
     Raises CheckpointError if both checkpoints are damaged, or the newest copy is.
     """
@@ -216,4 +219,5 @@ def load(
         endpoint.load_state_dict(saved["endpoint"], saved["journal"], saved["rounds_done"])
     else:
         endpoint.journal.clear()  # an earlier process may have been killed before its first checkpoint
+    repeat_order(endpoint.mailbox, folder, 0 if saved is None else saved["rounds_done"], log)
     return saved

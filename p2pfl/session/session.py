@@ -18,8 +18,9 @@ import torch
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.learning.cuda_graph import CapturedGradients
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.plugins.loading import definition, naming_lines
@@ -35,6 +36,7 @@ from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
+from p2pfl.session.order import make_mailbox
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
@@ -120,6 +122,7 @@ class Session:
             self._idle,
             runtime.store,
             make_pipeline(run, place, layouts, self.streams, self.algorithm),
+            make_mailbox(place.neighbors, run.file.synchrony.bound, folder, self.log),
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
@@ -132,8 +135,7 @@ class Session:
         self._loss_diverged = False  # the log has a warning of it, which later rounds do not repeat
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
-        every = self.settings.checkpoint_every
-        url = self.settings.checkpoint_copies
+        every, url = self.settings.checkpoint_every, self.settings.checkpoint_copies
         self._copies = None if folder is None or url is None else CheckpointCopies(url, run_id, folder, self.log)
         self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log, self._copies)
         self._resumed = False
@@ -263,7 +265,7 @@ class Session:
             loss=self.algorithm.meter.drain(),
             seconds={
                 "training": self.algorithm.training_seconds,
-                "waiting": self.endpoint.waited,
+                "waiting": self.endpoint.waits.seconds,
                 "sending": self.endpoint.sending,
                 "queued": self.slot.queued,
                 "evaluating": now - evaluating,
@@ -277,12 +279,13 @@ class Session:
             sources=sources,
             receivers=receivers,
             combined=self.algorithm.aggregation.measured(),
+            ages={} if self.endpoint.waits_for_rounds else self.endpoint.taken_ages,
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),
             outcomes=self.algorithm.outcomes.drain(),
         )
-        self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
+        self.endpoint.waits.policy.took(now - began - self.endpoint.waits.wasted)
         self.algorithm.training_seconds = 0.0
         self.rounds_done = t + 1
         self.totals.add(record)

@@ -145,15 +145,15 @@ class ForkedHub(ReplayingHub):
         else:
             self._send(self.owner[to], "nothing", sender, to, t)
 
-    def drop(self, reader: PeerId, before: int) -> None:
-        self._drop(reader, before)
-        for process in {self.owner[neighbor] for neighbor in self.endpoints[reader].neighbors} - {self._me}:
-            self.bus.send(process, "drop", reader, before)  # uncounted: it ends no wait, and may be sent during one
+    def drop(self, reader: PeerId, needed: Mapping[PeerId, int]) -> None:
+        self._drop(reader, needed)
+        for process in {self.owner[neighbor] for neighbor in needed} - {self._me}:
+            self.bus.send(process, "drop", reader, needed)  # uncounted: it ends no wait, and may be sent during one
 
-    def _drop(self, reader: PeerId, before: int) -> None:
-        for neighbor in self.endpoints[reader].neighbors:
+    def _drop(self, reader: PeerId, needed: Mapping[PeerId, int]) -> None:
+        for neighbor, t in needed.items():
             if self.owner[neighbor] == self._me:  # this process has old copies of the others' journals
-                self.endpoints[neighbor].journal.drop(reader, before)
+                self.endpoints[neighbor].journal.drop(reader, t)
 
     def _send(self, process: int, *message: Any) -> None:
         self._sent[process] += 1

@@ -136,6 +136,7 @@ class LocalLink(Link):
         journal, t = self.hub.endpoints[self.me].journal, entry.id.t
         self.hub.deliver(self.me, entry, entry.to)
         for to in entry.to:
+            journal.read_by(to, entry.id.next)
             journal.drop(to, t + 1)  # delivered, and no peer crashes without the others
 
     def nothing(self, to: PeerId, t: int) -> None:

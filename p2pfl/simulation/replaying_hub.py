@@ -6,7 +6,7 @@ messages again that its neighbors have sent since its checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from p2pfl import PeerId
 from p2pfl.errors import CheckpointError
@@ -21,48 +21,51 @@ class ReplayingHub(LocalHub):
 
     def __init__(self) -> None:
         super().__init__()
-        self._first: dict[PeerId, int] = {}
-        """The first round that each peer computes; it has the messages of earlier ones."""
+        self._first: dict[PeerId, Mapping[PeerId, int]] = {}
+        """By receiver and sender, the first round of which a peer that resumes lacks messages."""
 
     def join(self, endpoint: Endpoint) -> None:
         super().join(endpoint)
         endpoint.link = ReplayingLink(endpoint.me, self)
 
-    def replay(self, first: dict[PeerId, int]) -> None:
+    def replay(self, resumed: Mapping[PeerId, int]) -> None:
         """Deliver again what peers in later rounds had sent to peers that resume from an earlier round.
 
         Args:
-            first: the first round that each peer computes.
+            resumed: the first round that each peer computes.
 
         Raises:
             CheckpointError: such a message was already deleted.
         """
-        self._first = dict(first)
+        for me, endpoint in self.endpoints.items():
+            mailbox = endpoint.mailbox
+            self._first[me] = {sender: mailbox.first_read(sender, resumed[me]) for sender in endpoint.neighbors}
         for sender, endpoint in self.endpoints.items():
             for to in endpoint.neighbors:
-                if first[sender] > first[to] and endpoint.journal.floor(to) > first[to]:
+                first, floor = self._first[to][sender], endpoint.journal.floor(to)
+                if resumed[sender] > first and floor > first:
                     raise CheckpointError(
-                        f"peer {to} resumes in round {first[to]}, but peer {sender} has deleted its messages of "
-                        f"rounds before {endpoint.journal.floor(to)}; start the run again"
+                        f"peer {to} resumes in round {resumed[to]}, but peer {sender} has deleted its messages of "
+                        f"rounds before {floor}; start the run again"
                     )
-                id = Id(first[to], 0)
+                id = Id(first, 0)
                 while (found := endpoint.journal.after(to, id)) is not None:
                     self.deliver(sender, found[0], [to])
                     id = found[0].id.next
 
     def deliver(self, sender: PeerId, entry: JournalEntry, to: Iterable[PeerId]) -> None:
         # A sender that resumed from an earlier round computes again what its receivers have.
-        if missing := [peer for peer in to if entry.id.t >= self._first.get(peer, 0)]:
+        if missing := [peer for peer in to if entry.id.t >= self._first.get(peer, {}).get(sender, 0)]:
             super().deliver(sender, entry, missing)
 
     def nothing(self, sender: PeerId, to: PeerId, t: int) -> None:
         """Tell ``to`` that ``sender`` has nothing for it in round ``t``."""
         self.endpoints[to].mailbox.nothing(sender, t)
 
-    def drop(self, reader: PeerId, before: int) -> None:
-        """Drop the messages to ``reader`` of rounds that its last two checkpoints contain."""
-        for neighbor in self.endpoints[reader].neighbors:
-            self.endpoints[neighbor].journal.drop(reader, before)
+    def drop(self, reader: PeerId, needed: Mapping[PeerId, int]) -> None:
+        """Drop the messages to ``reader`` that its last two checkpoints make superfluous."""
+        for neighbor, t in needed.items():
+            self.endpoints[neighbor].journal.drop(reader, t)
 
 
 class ReplayingLink(LocalLink):
@@ -72,9 +75,11 @@ class ReplayingLink(LocalLink):
 
     def announce(self, entry: JournalEntry) -> None:
         self.hub.deliver(self.me, entry, entry.to)
+        for to in entry.to:
+            self.hub.endpoints[self.me].journal.read_by(to, entry.id.next)
 
     def nothing(self, to: PeerId, t: int) -> None:
         self.hub.nothing(self.me, to, t)
 
-    def checkpointed(self, durable: int) -> None:
-        self.hub.drop(self.me, durable)
+    def checkpointed(self, needed: Mapping[PeerId, int]) -> None:
+        self.hub.drop(self.me, needed)

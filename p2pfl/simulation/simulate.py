@@ -24,6 +24,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import allow_many_files
 from p2pfl.run_folder.folder import Result, RunFolder, Status
 from p2pfl.run_folder.peer_log import LogSettings, close_logger, lock_log, peer_logger
+from p2pfl.run_folder.replay import order_of
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
@@ -63,6 +64,7 @@ def simulate(
         Exception: what the first peer to fail raised.
     """
     jobs = min(jobs, run.peers)
+    _check_order(run, folder)
     device = simulation_device(run, jobs)
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
@@ -108,6 +110,15 @@ def simulate(
         for session in sessions:
             session.endpoint.journal.clear()  # no peer needs the last messages
     return results
+
+
+def _check_order(run: Run, folder: RunFolder | None) -> None:
+    """Raise RunFileError if rounds do not wait for one another, and nothing says in which order messages arrive."""
+    if run.file.synchrony.bound is None:
+        return
+    if folder is None or not all(order_of(folder.peer(peer)).exists() for peer in range(run.peers)):
+        text = "messages have an order over sockets only: use `p2pfl launch`, or `p2pfl simulate --replay RUN`"
+        raise run.error_at("synchrony", P2pflError(text))
 
 
 @contextmanager

@@ -31,8 +31,9 @@ from p2pfl.data import Dataset, Subset
 from p2pfl.errors import P2pflError
 from p2pfl.learning.peer_data import Samples
 from p2pfl.messaging.control import FOREVER
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.edge import OPTIONAL_DELAY
-from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
+from p2pfl.messaging.endpoint import Endpoint, MessageCounts
 from p2pfl.messaging.journal import BodyStore, JournalEntry, Place
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood
@@ -317,11 +318,11 @@ class _Peer(Link):
         await self._compute("other", self.machine.round_seconds + waiting)
         await self._work_off()
         now = self._clock()
-        self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
+        self.endpoint.waits.policy.took(now - began - self.endpoint.waits.wasted)
         self.record.rounds.append(now - began)
         self.record.ends.append(now)
         seconds["queued"] += self._slot.queued
-        seconds["waiting"] += self.endpoint.waited
+        seconds["waiting"] += self.endpoint.waits.seconds
         self.record.missing += sum(map(len, self.endpoint.missing.values()))
         add_counts(self.record.sent, self.endpoint.sent)
         self.mesh.on_round(self.me, t)

@@ -163,7 +163,7 @@ def test_deadlock_is_noticed_though_a_checkpoint_is_written_during_the_waits(mon
     for hub in hubs:
         hub.check()
     assert forked.nothing_in_transit(told)
-    hubs[0].drop(0, 7)
+    hubs[0].drop(0, {1: 7})
     assert dropped == [(0, 7)]
     hubs[1].check()
     assert forked.nothing_in_transit(told)

@@ -8,14 +8,17 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from p2pfl import PeerId
+from p2pfl.messaging.newest import Take
+from p2pfl.run_folder.files import read_lines
 from p2pfl.session import checkpoint
+from p2pfl.session.order import takes
 from p2pfl.session.session import Stopped
 from p2pfl.simulation.virtual_loop import Stuck, VirtualLoop
 from tests.simulation.disk import Disk, SimulatedPath
 from tests.simulation.network import Killed, Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.process import SimulatedProcess
-from tests.simulation.reference import Expected, run_of
+from tests.simulation.reference import Expected, reference_results, run_of
 from tests.simulation.schedule import Fault
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class Mesh:
         self.stalled = 0.0
         """Total seconds for which threads were stalled."""
         self._finished: set[PeerId] = set()
+        self._ended = False
 
     @property
     def now(self) -> float:
@@ -82,6 +86,17 @@ class Mesh:
                     task.cancel()
                 self.loop.run_until_complete(asyncio.sleep(0.0))
             self.loop.close()
+        if self._ended:
+            if self.schedule.synchrony.bound is not None and self.schedule.waits_forever:
+                self.oracle.expected = reference_results(
+                    self.schedule, [self._order(me) for me in range(self.run.peers)]
+                )
+            self.oracle.check_results()
+
+    def _order(self, me: PeerId) -> list[Take]:
+        """Return what the rounds of a peer have taken."""
+        path: Any = SimulatedPath(self.disks[me], lambda step: None, "/order.jsonl")
+        return list(takes(read_lines(path)))
 
     async def _execute(self) -> None:
         peers = {asyncio.ensure_future(self._keep_running(me)) for me in range(self.run.peers)}
@@ -94,8 +109,7 @@ class Mesh:
                 self.violation(f"the run does not end: {self._state()}")
                 break
         faults.cancel()
-        if not peers:
-            self.oracle.check_results()
+        self._ended = not peers
 
     def _state(self) -> str:
         """Describe what each unfinished peer waits for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Oracle:
         self.mesh = mesh
         self.schedule = mesh.schedule
         self.expected = expected
+        self.bound = mesh.schedule.synchrony.bound
         self.last_begun: dict[PeerId, int] = {}
         """The last round that each peer has begun."""
         self.done_at: dict[tuple[PeerId, int], float] = {}
@@ -74,7 +76,7 @@ class Oracle:
         endpoint = process.session.endpoint
         present = [j for j in endpoint.neighborhood.joined(endpoint.t) if not endpoint.mailbox.is_disconnected(j)]
         ahead = [endpoint._first_kept[j] for j in present if endpoint._first_kept.get(j, 0) > t]
-        if 2 * len(ahead) > len(present):
+        if self.bound is None and 2 * len(ahead) > len(present):
             self.mesh.violation(
                 f"{process} runs round {t} alone; most neighbors keep nothing from before round {min(ahead)}"
             )
@@ -107,7 +109,12 @@ class Oracle:
         lasted = mesh.now - wait.began
         if lasted > wait.limit + mesh.stalled + 1.0:
             mesh.violation(f"{process} waited {lasted:.1f} s in round {t}; the limit is {wait.limit:.1f} s")
-        for j in sorted(set(sources) - bodies.keys()):
+        missing = sorted(set(sources) - bodies.keys())
+        if self.bound is not None:
+            if missing and self.bound < math.inf and self.schedule.waits_forever:
+                mesh.violation(f"{process} took nothing of peers {missing} in round {t}")
+            return
+        for j in missing:
             since = wait.began - self.schedule.transport.deadline
             separated = mesh.network.separated(process.peer, j, since, mesh.now)
             same_process = j in wait.connected and wait.connected[j] is mesh.processes[j]
@@ -119,9 +126,11 @@ class Oracle:
         for sender, body in bodies.items():
             if isinstance(body, Said):
                 envelope = (body.sender, body.to, body.t, body.part)
+                if self.bound is not None and abs(body.t - t) <= self.bound:
+                    envelope = (body.sender, body.to, t, body.part)  # of another round, as it may be
                 if envelope not in ((sender, -1, t, part), (sender, process.peer, t, part)):
                     mesh.violation(f"{process} received {body} from peer {sender} in part {part} of round {t}")
-                elif (*envelope, body.digest) not in self._sent:
+                elif (body.sender, body.to, body.t, body.part, body.digest) not in self._sent:
                     mesh.violation(f"{process} received {body}, which was never sent")
         if self.expected is not None:
             received, expected = summary(bodies), self.expected.received[process.peer, t, part]

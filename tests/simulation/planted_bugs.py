@@ -17,6 +17,7 @@ from p2pfl.messaging.edge import Reader, Writer
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.mailbox import Mailbox
+from p2pfl.messaging.newest import NewestMailbox
 from p2pfl.messaging.wire import Buffer, Message
 from p2pfl.session.saving import Saver
 from peers.connection import Connection
@@ -33,6 +34,8 @@ class PlantedBug:
     owner: type
     method: str
     change: Callable[[Method], Method]
+    without_waits: bool = False
+    """It concerns rounds that do not wait for one another."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -55,7 +58,7 @@ def _see_no_gap(entry: Method) -> Method:
 
 def _send_durable_too_early(checkpointed: Method) -> Method:
     # Two rounds: one is covered by the checkpoint before the last.
-    return lambda self, durable: checkpointed(self, durable + 2)
+    return lambda self, needed: checkpointed(self, {peer: t + 2 for peer, t in needed.items()})
 
 
 def _want_too_late(hello: Method) -> Method:
@@ -157,6 +160,43 @@ def _send_the_last_body_again(read: Method) -> Method:
     return planted
 
 
+def _record_later(take_all: Method) -> Method:
+    """Record a take when the next one is made."""
+
+    def planted(self: NewestMailbox, *request: Any) -> Any:
+        record, late = self._record, getattr(self, "late", lambda: None)
+        self._record = lambda take: setattr(self, "late", lambda: record(take))
+        try:
+            taken = take_all(self, *request)
+        finally:
+            self._record = record
+        late()
+        return taken
+
+    return planted
+
+
+def _need_what_is_newest(needed_after: Method) -> Method:
+    """Tell neighbors to keep only what arrives from now on, not from the checkpoint before the last one on."""
+    return lambda self, done: {
+        sender: max(t, self.first_read(sender, done)) for sender, t in needed_after(self, done).items()
+    }
+
+
+def _supersede_what_was_sent(supersede: Method) -> Method:
+    def planted(self: Journal, kind: str, entry: JournalEntry) -> None:
+        for addressed in self._addressed.values():
+            addressed.offered = BEFORE
+        supersede(self, kind, entry)
+
+    return planted
+
+
+def _forget_order(repeat: Method) -> Method:
+    """Repeat the order of an earlier process only up to its last take but one."""
+    return lambda self, takes: repeat(self, list(takes)[:-1])
+
+
 PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "duplicates": PlantedBug(
         "a reader takes what it has, and what old epochs repeat", Reader, "entry", _take_duplicates
@@ -188,6 +228,22 @@ PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "begin-ignored": PlantedBug("Begin closes no round", Endpoint, "accept", _close_no_round),
     "never-readmitted": PlantedBug(
         "a reconnected peer stays declared dead", Mailbox, "mark_connected", _ignore_reconnection
+    ),
+    "record-late": PlantedBug(
+        "a body is used before that is recorded", NewestMailbox, "take_all", _record_later, without_waits=True
+    ),
+    "needs-early": PlantedBug(
+        "an entry is dropped that a restart needs",
+        NewestMailbox,
+        "needed_after",
+        _need_what_is_newest,
+        without_waits=True,
+    ),
+    "supersedes-sent": PlantedBug(
+        "an entry is superseded that was sent", Journal, "_supersede", _supersede_what_was_sent, without_waits=True
+    ),
+    "order-forgotten": PlantedBug(
+        "a restarted peer does not repeat its last take", NewestMailbox, "repeat", _forget_order, without_waits=True
     ),
     "never-catches-up": PlantedBug("a returning peer skips no rounds", Endpoint, "next_round", _skip_no_rounds),
 }

@@ -151,5 +151,5 @@ class _TraceHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{self.process}: {record.getMessage()}"
         self.process.mesh.trace(f"{text} [{record.levelname}]" if record.levelno > logging.INFO else text)
-        if record.levelno >= logging.ERROR:
+        if record.levelno >= logging.ERROR or ("order not repeated" in text and self.process.schedule.waits_forever):
             self.process.mesh.violation(f"{text}: {record.exc_info[1]!r}" if record.exc_info else text)

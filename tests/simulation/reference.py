@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -12,6 +12,7 @@ from typing import Any, cast
 from p2pfl import PeerId
 from p2pfl.graphs import Schedule as GraphSchedule
 from p2pfl.messaging.net import Net
+from p2pfl.messaging.newest import NewestMailbox, Take
 from p2pfl.messaging.schema import Body
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
@@ -39,10 +40,15 @@ class ModelFreeSession(Session):
         """There is no model to evaluate."""
 
 
-def reference_results(schedule: Schedule) -> Expected:
+def reference_results(schedule: Schedule, orders: Sequence[Iterable[Take]] = ()) -> Expected:
+    """Run without faults.
+
+    Args:
+        orders: what the rounds of each peer take, if they do not wait for one another.
+    """
     loop = VirtualLoop()
     try:
-        return loop.run_until_complete(_ReferenceRun(schedule).run())
+        return loop.run_until_complete(_ReferenceRun(schedule).run(orders))
     finally:
         loop.close()
 
@@ -54,7 +60,7 @@ class _ReferenceRun:
         self.schedule = schedule
         self.expected = Expected()
 
-    async def run(self) -> Expected:
+    async def run(self, orders: Sequence[Iterable[Take]]) -> Expected:
         run, hub = run_of(self.schedule), LocalHub()
         log = logging.Logger("reference run", logging.CRITICAL)
         sessions = [
@@ -62,6 +68,8 @@ class _ReferenceRun:
         ]
         for session in sessions:
             hub.join(session.endpoint)
+            if isinstance(session.endpoint.mailbox, NewestMailbox):
+                session.endpoint.mailbox.repeat(orders[session.me])
 
         async def result_of(session: Session) -> Result:
             try:
@@ -92,6 +100,7 @@ def run_of(schedule: Schedule) -> Run:
         "checkpoint_every": schedule.checkpoint_every,
         "eval_every": schedule.rounds,
         "transport": schedule.transport,
+        "synchrony": schedule.synchrony,
     }
     return replace(
         template,

@@ -20,13 +20,13 @@ from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder import files
 from p2pfl.run_folder.folder import Result
-from p2pfl.session import checkpoint, compute_slot, cost, metrics, reporting, saving, session
+from p2pfl.session import checkpoint, compute_slot, cost, metrics, order, reporting, saving, session
 from peers import link_context
 from tests.simulation import disk as disks
 from tests.simulation.algorithm import DigestAlgorithm
 from tests.simulation.mesh import Mesh
 from tests.simulation.reference import reference_results
-from tests.simulation.schedule import FOREVER, Schedule, draw, with_time_varying_graph
+from tests.simulation.schedule import FOREVER, Schedule, asynchronous, draw, with_time_varying_graph
 
 
 @dataclass
@@ -52,16 +52,23 @@ class Outcome:
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
 
-def run_schedule(seed: int, *, time_varying: bool = False) -> Outcome:
-    """Draw the schedule of a seed and run it, perhaps with another graph in every round."""
+def run_schedule(seed: int, *, time_varying: bool = False, without_waits: bool = False) -> Outcome:
+    """Draw the schedule of a seed and run it.
+
+    Args:
+        time_varying: with another graph in every round.
+        without_waits: rounds do not wait for one another; the fault-free run then is a replay, made at the end.
+    """
     random = Random(seed)
     schedule = draw(random)
     if time_varying:
         schedule = with_time_varying_graph(schedule, seed)
+    if without_waits:
+        schedule = asynchronous(schedule, seed)
     with _simulated():
         outcome = Outcome(seed, schedule)
         try:
-            expected = reference_results(schedule) if schedule.waits_forever else None
+            expected = reference_results(schedule) if schedule.waits_forever and not without_waits else None
         except P2pflError as error:
             outcome.violations.append(f"the fault-free run fails: {error}")
         else:
@@ -93,6 +100,7 @@ def _simulated() -> Iterator[None]:
             (checkpoint, "TemporaryFile", lambda **options: TemporaryFile()),  # noqa: SIM115
             (files, "NewFile", disks.NewFile),
             (metrics, "append_line", disks.append_line),
+            (order, "append_line", disks.append_line),
             (saving, "sync", disks.sync),
             (saving, "on_thread", disks.on_thread),
         ):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from p2pfl import PeerId
 from p2pfl.messaging.topology import Rounds, Topology, WeightedTopology
-from p2pfl.run_file.schema import Transport
+from p2pfl.run_file.schema import Synchrony, Transport
 from tests.simulation.network import NetworkConditions, Partition
 
 Operation = Literal["exchange", "again", "reply", "some", "sum"]
@@ -65,6 +65,8 @@ class Schedule:
     burst: int = 1
     rounds_graphs: Rounds | None = None
     """The graph of each round, if it changes."""
+    synchrony: Synchrony = Synchrony(name="rounds")
+    """Which messages a round takes."""
 
     @property
     def launcher_declares_dead(self) -> bool:
@@ -84,7 +86,7 @@ class Schedule:
                 f"round {t}: {', '.join(operations)}{'; prune' * (t in self.prune_rounds)}"
                 for t, operations in enumerate(self.operations)
             ),
-            "no deadlines" if self.waits_forever else waits,
+            ("no deadlines" if self.waits_forever else waits) + f" synchrony={self.synchrony.short}",
             f"queue={transport.queue} delay={conditions.delay:g}s slow_fraction={conditions.slow_fraction:g}"
             f" keys={conditions.keys} same_host={conditions.same_host}",
             *(f"partition of {sorted(p.island)} from {p.begins:g}s to {p.heals:g}s" for p in conditions.partitions),
@@ -159,6 +161,22 @@ def with_time_varying_graph(schedule: Schedule, seed: int) -> Schedule:
         [operation for operation in each if operation != "sum" or not directed] for each in schedule.operations
     ]
     return replace(schedule, operations=operations, prune_rounds=frozenset(), rounds_graphs=at)
+
+
+def asynchronous(schedule: Schedule, seed: int) -> Schedule:
+    """Return the schedule with rounds that do not wait for one another, or for a message of some rounds before."""
+    random = Random(f"asynchronous {seed}")
+    staleness = random.choice([None, None, 0, 1, 3])
+    if random.random() < 0.5:  # slow connections, on which entries are superseded before they are sent
+        slow = replace(schedule.conditions, slow_fraction=0.5, capacity=1)
+        schedule = replace(schedule, conditions=slow, training=0.01, crashes=max(4, schedule.crashes))
+    return replace(
+        schedule,
+        operations=[["exchange"]] * schedule.rounds,
+        prune_rounds=frozenset(),
+        burst=1,
+        synchrony=Synchrony(name="none") if staleness is None else Synchrony(staleness=staleness),
+    )
 
 
 def _graph(random: Random, peers: int) -> Topology:

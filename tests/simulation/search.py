@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import click
@@ -21,38 +21,43 @@ from tests.simulation.run_schedule import Outcome, run_schedule
 @click.option("--replay", type=int, metavar="SEED", help="Simulate one schedule twice and print its events.")
 @click.option("--bug", type=click.Choice([*PLANTED_BUGS, "all"]), help="Plant a bug and search until it is found.")
 @click.option("--time-varying", is_flag=True, help="Another graph in every round.")
-def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None, time_varying: bool) -> None:
+@click.option("--without-waits", is_flag=True, help="Rounds do not wait for one another.")
+def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None, **variant: bool) -> None:
     if bug == "all":
         _find_all(schedules, seed)
     elif replay is not None:
-        _replay(replay, bug, time_varying)
+        _replay(replay, bug, variant)
     else:
-        _search(schedules, seed, minutes, bug, time_varying)
+        _search(schedules, seed, minutes, bug, variant)
 
 
-def outcomes(schedules: int, seed: int, bug: str | None = None, *, time_varying: bool = False) -> Iterator[Outcome]:
-    """Simulate schedules one after the other, with a planted bug or without, perhaps with time-varying graphs."""
+def outcomes(schedules: int, seed: int, bug: str | None = None, **variant: bool) -> Iterator[Outcome]:
+    """Simulate schedules one after the other, with a planted bug or without.
+
+    Args:
+        variant: further arguments of ``run_schedule``.
+    """
     with _planted(bug):
         for number in range(seed, seed + schedules):
-            yield run_schedule(number, time_varying=time_varying)
+            yield run_schedule(number, **variant)
 
 
 def _planted(bug: str | None) -> AbstractContextManager[None]:
     return nullcontext() if bug is None else PLANTED_BUGS[bug].planted()
 
 
-def _search(schedules: int, seed: int, minutes: float, bug: str | None, time_varying: bool) -> None:
+def _search(schedules: int, seed: int, minutes: float, bug: str | None, variant: Mapping[str, bool]) -> None:
     began = time.perf_counter()
     counts: Counter[str] = Counter()
     done, without_deadlines, virtual, failed = 0, 0, 0.0, 0
-    for outcome in outcomes(schedules, seed, bug, time_varying=time_varying):
+    for outcome in outcomes(schedules, seed, bug, **variant):
         done += 1
         without_deadlines += outcome.schedule.waits_forever
         virtual += outcome.seconds
         counts += outcome.counts
         if outcome.violations:
             failed += 1
-            _show(outcome, bug, time_varying)
+            _show(outcome, bug, variant)
             if bug is not None:
                 break
         if sys.stderr.isatty() and done % 20 == 0:
@@ -75,7 +80,8 @@ def _find_all(schedules: int, seed: int) -> None:
     missed = 0
     for name, bug in PLANTED_BUGS.items():
         began = time.perf_counter()
-        found = next((outcome for outcome in outcomes(schedules, seed, name) if outcome.violations), None)
+        variant = {"without_waits": bug.without_waits}
+        found = next((outcome for outcome in outcomes(schedules, seed, name, **variant) if outcome.violations), None)
         seconds = time.perf_counter() - began
         missed += found is None
         result = "NOT FOUND" if found is None else f"seed {found.seed}, after {seconds:.1f} s: {found.violations[0]}"
@@ -83,20 +89,22 @@ def _find_all(schedules: int, seed: int) -> None:
     sys.exit(1 if missed else 0)
 
 
-def _show(outcome: Outcome, bug: str | None, time_varying: bool) -> None:
+def _show(outcome: Outcome, bug: str | None, variant: Mapping[str, bool]) -> None:
     click.echo(f"seed {outcome.seed}, trace {outcome.trace_digest[:16]}")
     for violation in outcome.violations[:5]:
         click.echo(f"    {violation}")
-    option = ("" if bug is None else f" --bug {bug}") + " --time-varying" * time_varying
+    option = ("" if bug is None else f" --bug {bug}") + "".join(
+        f" --{name.replace('_', '-')}" for name, on in variant.items() if on
+    )
     click.echo(f"    python -m tests.simulation --replay {outcome.seed}{option}")
 
 
-def _replay(seed: int, bug: str | None, time_varying: bool) -> None:
-    first, second = (next(outcomes(1, seed, bug, time_varying=time_varying)) for _ in range(2))
+def _replay(seed: int, bug: str | None, variant: Mapping[str, bool]) -> None:
+    first, second = (next(outcomes(1, seed, bug, **variant)) for _ in range(2))
     click.echo(first.schedule)
     for event in first.trace:
         click.echo(event)
-    _show(first, bug, time_varying)
+    _show(first, bug, variant)
     same = first.trace_digest == second.trace_digest
     click.echo(
         "simulated twice: same trace" if same else f"simulated twice: TRACES DIFFER, {second.trace_digest[:16]}"

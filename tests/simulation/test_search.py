@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -38,18 +39,31 @@ def test_finds_no_violation_in_graphs_that_change() -> None:
     assert sum((outcome.counts for outcome in found), Counter[str]())["crashes"] > 0
 
 
+def test_finds_no_violation_where_rounds_do_not_wait() -> None:
+    """What a run has computed is what a replay of its order computes."""
+    found = list(outcomes(CHUNK, 500_000, without_waits=True))
+    assert [(outcome.seed, outcome.violations) for outcome in found if outcome.violations] == []
+    bounds = {outcome.schedule.synchrony.bound for outcome in found}
+    assert bounds >= {0, 1, math.inf}
+    assert sum((outcome.counts for outcome in found), Counter[str]())["crashes"] > 0
+
+
 @pytest.mark.parametrize(
     ("bug", "first_seed"),
     # None of the first 120 schedules finds the last one.
-    [("gaps", 0), ("replay-late", 0), ("durable-early", 0), ("window-leak", 0), ("leave-early", 120)],
+    [
+        *(("gaps", 0), ("replay-late", 0), ("durable-early", 0), ("window-leak", 0), ("leave-early", 120)),
+        *(("record-late", 0), ("order-forgotten", 0), ("needs-early", 45)),
+    ],
 )
 def test_finds_planted_bug_and_replays_it(bug: str, first_seed: int) -> None:
-    seed = next(outcome.seed for outcome in outcomes(200, first_seed, bug) if outcome.violations)
+    variant = {"without_waits": PLANTED_BUGS[bug].without_waits}
+    seed = next(outcome.seed for outcome in outcomes(200, first_seed, bug, **variant) if outcome.violations)
     with PLANTED_BUGS[bug].planted():
-        first, second = run_schedule(seed), run_schedule(seed)
+        first, second = run_schedule(seed, **variant), run_schedule(seed, **variant)
     assert first.violations == second.violations != []
     assert first.trace_digest == second.trace_digest
-    assert run_schedule(seed).violations == []
+    assert run_schedule(seed, **variant).violations == []
 
 
 def test_replays_a_seed_in_another_process() -> None:

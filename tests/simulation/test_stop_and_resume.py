@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_damaged_checkpoint_only_repeats_rounds(tmp_path: Path, make_run: Any, p
 def test_announces_the_round_of_the_previous_checkpoint(tmp_path: Path, make_run: Any, prepare: Any) -> None:
     run = make_run(rounds=7, peers=2, algorithm="local", checkpoint_every=2)
     folder = prepare(tmp_path / "run", run)
-    announced: list[int] = []
+    announced: list[Mapping[int, int]] = []
 
     def run_until(rounds: int) -> None:
         async def life(sessions: list[Session]) -> None:
@@ -244,11 +245,11 @@ def test_announces_the_round_of_the_previous_checkpoint(tmp_path: Path, make_run
         in_process(run, folder, life)
 
     run_until(rounds=5)
-    assert announced == [0, 2, 4]  # at 2, at 4 and at the stop
+    assert announced == [{1: 0}, {1: 2}, {1: 4}]  # at 2, at 4 and at the stop
     saved = checkpoint.load(folder.peer(0).checkpoint, folder.info["id"], 0)
     assert saved is not None
     assert saved["rounds_done"] == 5
     run_until(rounds=8)
-    assert announced[3:] == [5, 6, 7]  # at 6, at the end, and once more for the previous checkpoint
+    assert announced[3:] == [{1: 5}, {1: 6}, {1: 7}]  # at 6, at the end, and once more for the previous checkpoint
     before = checkpoint.read(checkpoint.previous(folder.peer(0).checkpoint))
     assert before["rounds_done"] == 7

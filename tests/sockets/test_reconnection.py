@@ -81,7 +81,7 @@ async def test_a_neighbor_that_had_failed_catches_up_from_behind_the_others_chec
     await sockets.shut(one.link, "failed")
     for t in range(1, 11):
         assert await round_of(zero, t).gather(Word) == {}
-    zero.link.checkpointed(10)
+    zero.link.checkpointed({1: 10})
     again = await revive(sockets, one, 1)
     assert await round_of(again, 1).gather(Word) == {}
     assert again.next_round(1) == 11

@@ -20,7 +20,8 @@ from p2pfl.adversaries.moments import largest_z, line_search
 from p2pfl.algorithms.class_means import Prototypes
 from p2pfl.algorithms.fedkd import Factors
 from p2pfl.algorithms.mapl_prototypes import Prototypes as MAPLPrototypes
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.conversation import Conversation
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.pipeline import Chain

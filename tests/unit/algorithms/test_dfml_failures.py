@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.models import Model
 from p2pfl.simulation.local_link import LocalHub

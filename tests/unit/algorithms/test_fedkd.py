@@ -14,7 +14,8 @@ from torch import nn
 
 from p2pfl.algorithms.fedkd import CompressedMemeHyper, Factors, FedKD, compressed, largest_rank, low_rank, recovered
 from p2pfl.errors import RunFileError, Unexpected
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.conversation import Conversation
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology

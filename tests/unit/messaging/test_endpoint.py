@@ -13,9 +13,10 @@ import pytest
 from p2pfl.errors import Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER, Id
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
 from p2pfl.messaging.directions import Begin
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood
@@ -201,7 +202,7 @@ async def test_a_wait_ends_at_the_deadline_with_a_quorum_and_after_give_up_witho
     taken = sorted(await take(endpoint, 0, deadline_factor))
     assert taken == list(range(1, (late or senders) + 1))
     assert endpoint.missing == {"Word": list(range(len(taken) + 1, 6))}
-    assert [endpoint.waited, endpoint.wasted_wait] == pytest.approx([seconds, wasted])
+    assert [endpoint.waits.seconds, endpoint.waits.wasted] == pytest.approx([seconds, wasted])
     if arrival is not None:
         await arrival
 
@@ -225,14 +226,14 @@ async def test_a_wait_ends_with_the_news_that_nothing_will_come(ends: Callable[[
     news = asyncio.create_task(after(7.0, ends, endpoint))
     assert sorted(await take(endpoint, 0)) == [1, 2, 3, 4]
     assert endpoint.missing == {"Word": [5]}
-    assert endpoint.waited == pytest.approx(7.0)
+    assert endpoint.waits.seconds == pytest.approx(7.0)
     assert await endpoint.take("Word", [5], 0) == {}  # known from then on
-    assert endpoint.waited == pytest.approx(7.0)
+    assert endpoint.waits.seconds == pytest.approx(7.0)
     await news
     if endpoint.mailbox.is_disconnected(5):
         endpoint.mailbox.mark_connected(5)  # waited for again
         await endpoint.take("Word", [5], 0)
-        assert endpoint.waited == pytest.approx(607.0)
+        assert endpoint.waits.seconds == pytest.approx(607.0)
 
 
 @virtual

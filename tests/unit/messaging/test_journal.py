@@ -222,3 +222,64 @@ def test_a_body_released_while_the_checkpoint_is_written_is_left_out() -> None:
 
     journal.store.sync = drop  # type: ignore[method-assign]
     assert {row[0] for row in journal.state_dict(before=2)["entries"] if row[4]} == {1}
+
+
+# ---- entries that supersede earlier ones
+
+
+def superseding(disk: Disk, rounds: int) -> Journal:
+    journal = Journal([1, 2], SimulatedStore(disk, lambda step: None), supersedes=True)
+    append_rounds(journal, range(rounds))
+    return journal
+
+
+def append_rounds(journal: Journal, rounds: Sequence[int]) -> None:
+    """Append a word and a block to each."""
+    for t in rounds:
+        journal.begin(t)
+        journal.append(wire.encode(Word(str(t))), (1, 2))
+        journal.append(block(t), (1, 2))
+
+
+def test_of_what_a_neighbor_cannot_have_read_the_newest_of_each_kind_stays() -> None:
+    disk = Disk()
+    journal = superseding(disk, 2)
+    first = journal.after(1, Id(1, 0))
+    assert first is not None
+    assert journal.offer(1, first[0])  # sent: the neighbor may use it, and need it again after a crash
+    append_rounds(journal, range(2, 5))
+    assert ids(journal, 1) == [(1, 0), (4, 0), (4, 1)]
+    assert ids(journal, 2) == [(4, 0), (4, 1)]
+    assert [previous for _, previous, _ in read(journal, 1)] == [BEFORE, (1, 0), (4, 0)]  # no gap: nothing is missed
+    journal.drop(1, 4)
+    assert ids(journal, 1) == [(4, 0), (4, 1)]
+
+
+def test_bodies_of_superseded_entries_are_released() -> None:
+    disk = Disk()
+    journal = superseding(disk, 50)
+    assert len(journal.store.restore(range(1000))) <= 2  # two bodies in a segment, and the current one
+
+
+def test_a_superseded_entry_is_not_sent_any_more() -> None:
+    journal = superseding(Disk(), 1)
+    found = journal.after(1, Id(0, 1))
+    assert found is not None
+    append_rounds(journal, [1])
+    assert not journal.offer(1, found[0])
+    assert journal.offer(2, journal.after(2, Id(1, 1))[0])  # type: ignore[index]
+
+
+def test_a_resumed_peer_supersedes_nothing_before_a_neighbor_says_what_it_has() -> None:
+    """An earlier process may have sent anything."""
+    disk = Disk()
+    saved = superseding(disk, 2).state_dict(before=2)
+    journal = Journal([1, 2], SimulatedStore(disk, lambda step: None), supersedes=True)
+    journal.load_state_dict(saved)
+    append_rounds(journal, range(2, 5))
+    everything = [(t, number) for t in range(1, 5) for number in (0, 1)]
+    assert ids(journal, 1) == everything
+    journal.read_by(1, Id(3, 0))
+    append_rounds(journal, [5])
+    assert ids(journal, 1) == [(t, n) for t, n in everything if t < 4] + [(5, 0), (5, 1)]
+    assert ids(journal, 2) == [*everything, (5, 0), (5, 1)]

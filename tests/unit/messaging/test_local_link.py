@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.conversation import Conversation
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body, Layout

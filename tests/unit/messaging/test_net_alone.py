@@ -35,6 +35,8 @@ class ScriptedEndpoint:
     """Receives what a test says, and records what is sent."""
 
     prunes = False
+    waits_for_rounds = True
+    taken_ages: dict[str, dict[int, int]] = {}  # noqa: RUF012
     memo: dict[str, Tensors] | None = None
 
     def __init__(self, me: int, topology: Topology, received: Mapping[int, Message] = MappingProxyType({})) -> None:

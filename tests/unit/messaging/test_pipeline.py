@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import Unexpected
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.conversation import Conversation
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Chain, Pipeline
 from p2pfl.messaging.schema import Body

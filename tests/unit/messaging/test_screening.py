@@ -17,8 +17,9 @@ from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.aggregation.screening import RuleScreen
 from p2pfl.codecs.base import Codec
 from p2pfl.codecs.packing import Packing
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Chain, Pipeline
 from p2pfl.messaging.schema import Body, Layout, TensorSpec

@@ -223,6 +223,25 @@ def test_a_body_dropped_in_the_middle_is_left_out() -> None:
     assert sends(writer, 2) == [(1, 0), (1, 1)]
 
 
+def test_a_writer_passes_over_what_was_superseded_and_keeps_what_its_reader_has_used() -> None:
+    journal = Journal([PEER], supersedes=True)
+
+    def compute(*rounds: int) -> None:
+        for t in rounds:
+            journal.begin(t)
+            journal.append(wire.encode(Block(torch.full((1,), t, dtype=torch.uint8))), [PEER])
+
+    compute(0, 1, 2)
+    writer = writer_of(journal, connected, want(7))
+    assert sends(writer) == ["hello", "start 7 0 0", (2, 0)]
+    compute(3, 4)
+    writer.lost()
+    compute(5)
+    for event in (connected, want(8, (2, 0), used=3)):  # the reader has restarted, and will take the body of 2 again
+        event(writer)
+    assert sends(writer) == ["hello", "start 8 0 0", (2, 0), (5, 0)]
+
+
 # ---- the reader
 
 

@@ -60,7 +60,9 @@ def test_a_folder_of_images_is_the_same_in_the_run_folder(tmp_path: Path, path: 
 
 def test_resolved_file_lists_every_key() -> None:
     resolved = read(GOOD).resolved()
-    assert ", ".join(resolved) == TOP.replace("codec, adversaries, ", "")  # written only if they are given
+    assert ", ".join(resolved) == TOP.replace("codec, adversaries, ", "").replace(
+        "synchrony, ", ""
+    )  # written only if given
     assert ", ".join(resolved["algorithm"]) == f"name, {hyper_names('mapl')}"
     assert resolved["graph"] == {"name": "ring", **GRAPHS["ring"]().to_dict()}
 

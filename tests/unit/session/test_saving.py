@@ -17,7 +17,8 @@ import torch
 
 from p2pfl.errors import CheckpointError
 from p2pfl.messaging import wire
-from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.conversation import Conversation
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import Journal
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.run_folder.folder import PeerFolder, RunFolder

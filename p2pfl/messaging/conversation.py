@@ -1,0 +1,33 @@
+"""What a method exchanges with its neighbors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from p2pfl.messaging.directions import Begin
+from p2pfl.messaging.pipeline import Pipeline
+from p2pfl.messaging.schema import Body, Layout, MessageSchema
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a method sends and receives.
+
+    Attributes:
+        layouts: what neighbors may send.
+        prunes: the method drops sources (``Net.receive_only_from``).
+        on_receive: replaces each body that arrives; called on the thread that decodes.
+    """
+
+    layouts: Iterable[Layout] = ()
+    prunes: bool = False
+    on_receive: Callable[[Body], Body] = lambda body: body
+
+    def schema(self, peers: int, pipeline: Pipeline | None) -> MessageSchema:
+        """Return what is accepted on the wire in a mesh of so many peers."""
+        layouts = self.layouts
+        if pipeline is not None:
+            layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
+        begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
+        return MessageSchema((*layouts, begin))

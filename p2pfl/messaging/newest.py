@@ -1,0 +1,214 @@
+"""NewestMailbox: where rounds do not wait for one another, the newest bodies that have arrived.
+
+    synchrony: {staleness: s}    round t takes of each source the newest body of rounds t − s to t + s; waits for one
+    synchrony: none              round t takes the newest body, however old, and never waits
+
+A body stays until no round can take it any more, so several rounds may take the same one. Which ones they take
+depends on the order in which messages arrive. So each ``Take`` is recorded before anything that depends on it is
+sent. A peer that restarts repeats the takes since its checkpoint, and computes the same bits again; `p2pfl simulate
+--replay` repeats all takes of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2pfl import PeerId
+from p2pfl.messaging import wire
+from p2pfl.messaging.directions import Begin
+from p2pfl.messaging.mailbox import Key, Mailbox
+from p2pfl.messaging.schema import tensors_of, with_tensors
+from p2pfl.messaging.wire import Buffer, Message, Plan
+
+NONE = -1
+"""The round of a body that was not there."""
+Place = tuple[str, PeerId]
+"""Kind and sender."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """What round ``t`` took of one kind: by source, the round of the body, or ``NONE``."""
+
+    t: int
+    kind: str
+    rounds: Mapping[PeerId, int]
+
+
+class NewestMailbox(Mailbox):
+    """The bodies that a round may still take.
+
+    Args:
+        senders: the neighbors.
+        staleness: s; infinite for ``none``.
+        record: called with each new take.
+        on_lost: called with a take that cannot be repeated as it was, and the source whose body is lost: its sender
+            no longer keeps it.
+    """
+
+    keeps = True
+
+    def __init__(
+        self,
+        senders: Iterable[PeerId],
+        staleness: float,
+        record: Callable[[Take], None] = lambda take: None,
+        on_lost: Callable[[Take, PeerId], None] = lambda take, sender: None,
+    ) -> None:
+        super().__init__(senders)
+        self.staleness = staleness
+        self.waits = staleness < math.inf
+        self._record = record
+        self._on_lost = on_lost
+        self._held: dict[Place, dict[int, Message]] = {}
+        """By round."""
+        self._repeated: dict[tuple[int, str], Take] = {}
+        """Takes to repeat, by round and kind."""
+        self._uses: defaultdict[Place, Counter[int]] = defaultdict(Counter)
+        """How often these take which body: it stays, whatever supersedes it."""
+        self._needed: dict[int, Mapping[PeerId, int]] = {}
+        """By the number of rounds of a state: the first round of each sender of whose messages it lacks some."""
+        self._uncounted: set[tuple[Place, int]] = set()
+        """Bodies that count as taken only after these takes: otherwise, all of them could be in memory at once."""
+
+    def repeat(self, takes: Iterable[Take]) -> None:
+        """Repeat takes of an earlier process, or of another run; called before the first message arrives."""
+        self._repeated = {(take.t, take.kind): take for take in takes}  # of two, the first could not be repeated
+        for take in self._repeated.values():
+            self._note_used(take)
+            for sender, r in take.rounds.items():
+                self._uses[take.kind, sender][r] += 1
+
+    def _note_used(self, take: Take) -> None:
+        for sender, r in take.rounds.items():
+            self.used[sender] = max(r + 1, self.used.get(sender, 0))
+
+    # ---- what arrives
+
+    def put(self, message: Message) -> None:
+        """Add a message, and discard what it supersedes; discard the message itself if it is not new."""
+        place = message.kind, message.sender
+        held = self._held.setdefault(place, {})
+        if self._uses[place][message.t] and message.t not in held:
+            self._uncounted.add((place, message.t))
+        else:
+            self.taken_bytes[message.sender] += message.cost
+        held.setdefault(message.t, message)
+        self._supersede(place)
+        self.advance_sender(message.sender, message.t)
+
+    def _supersede(self, place: Place) -> None:
+        """Discard the bodies that no round can take any more."""
+        held, uses = self._held[place], self._uses[place]
+        newest = max((t for t in held if t <= self._round + self.staleness), default=NONE)
+        for t in sorted(held):
+            if t < newest and not uses[t]:
+                self.on_discard(held.pop(t))
+
+    def begin(self, t: int) -> None:
+        self._round = t
+        for place in self._held:
+            self._supersede(place)
+
+    def nothing(self, sender: PeerId, t: int) -> None:
+        """Do nothing: an earlier body of the sender stands."""
+
+    @property
+    def unread(self) -> int:
+        return len(self._uncounted)
+
+    # ---- takes
+
+    def __contains__(self, key: Key) -> bool:
+        _, kind, sender = key
+        if kind == Begin.kind():
+            return super().__contains__(key)
+        wanted = self._wanted(key)
+        if wanted is None:
+            return not self.waits or self._choice(key) != NONE
+        return wanted == NONE or wanted in self._held.get((kind, sender), ())
+
+    def _wanted(self, key: Key) -> int | None:
+        """Return the round of the body that a take to repeat names; None if the take will be a new one."""
+        t, kind, sender = key
+        take = self._repeated.get((t, kind))
+        return None if take is None else take.rounds.get(sender, NONE)
+
+    def _choice(self, key: Key) -> int:
+        """Return the round of the body that a new take chooses, or NONE."""
+        t, kind, sender = key
+        s = self.staleness
+        return max((r for r in self._held.get((kind, sender), ()) if t - s <= r <= t + s), default=NONE)
+
+    def _impossible(self, key: Key, addressed: bool) -> bool:
+        t, kind, sender = key
+        if kind == Begin.kind() or self.is_disconnected(sender):
+            return super()._impossible(key, addressed)
+        wanted = self._wanted(key)
+        return (t + self.staleness if wanted is None else wanted) < self.sender_round(sender)
+
+    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, Message]:
+        """Return copies of the bodies that round ``t`` takes: later rounds may take the same."""
+        repeated = self._repeated.pop((t, kind), None)
+        rounds = {} if repeated is None else {sender: repeated.rounds.get(sender, NONE) for sender in senders}
+        lost = [s for s, r in rounds.items() if r != NONE and r not in self._held.get((kind, s), ())]
+        for sender in senders if repeated is None else lost:
+            rounds[sender] = self._choice((t, kind, sender))
+        take = Take(t, kind, rounds)
+        if repeated is None or lost:
+            self._note_used(take)
+            self._record(take)
+        for sender in lost:
+            self._on_lost(take, sender)
+        taken = {s: _copy(self._held[kind, s][r]) for s, r in rounds.items() if r != NONE}
+        for sender, r in () if repeated is None else repeated.rounds.items():
+            self._repeated_once((kind, sender), r)
+        return taken
+
+    def _repeated_once(self, place: Place, r: int) -> None:
+        uses = self._uses[place]
+        uses[r] -= 1
+        if not uses[r] and (place, r) in self._uncounted:
+            self._uncounted.discard((place, r))
+            self.taken_bytes[place[1]] += self._held[place][r].cost
+            self._supersede(place)
+
+    # ---- checkpoints
+
+    def first_read(self, sender: PeerId, t: int) -> int:
+        # More messages of its last round may follow, unless it has finished.
+        return max(0, self.sender_round(sender) + (sender in self._finished))
+
+    def needed_after(self, done: int) -> Mapping[PeerId, int]:
+        self._needed = {state: needed for state, needed in self._needed.items() if state >= done}
+        return self._needed.get(done, dict.fromkeys(self.taken_bytes, 0))
+
+    def state_dict(self, done: int) -> dict[str, Any]:
+        self._note_needed(done)
+        held = [
+            [message.sender, message.t, wire.encode(message.body).header, message.stored]
+            for place in sorted(self._held)
+            for _, message in sorted(self._held[place].items())
+        ]
+        return {"held": held, "rounds": dict(self._sender_round), "finished": sorted(self._finished)}
+
+    def _note_needed(self, done: int) -> None:
+        """Note what a state of this moment lacks."""
+        self._needed[done] = {sender: self.first_read(sender, done) for sender in self.taken_bytes}
+
+    def load_state_dict(self, state: Mapping[str, Any], check: Callable[[Buffer], Plan], done: int) -> None:
+        for sender, t, header, stored in state["held"]:
+            message = check(header).message(t, sender, None if stored is None else stored.clone())
+            self._held.setdefault((message.kind, sender), {})[t] = message
+        self._sender_round.update(state["rounds"])
+        self._finished.update(state["finished"])
+        self._note_needed(done)
+
+
+def _copy(message: Message) -> Message:
+    tensors = {path: tensor.clone() for path, tensor in tensors_of(message.body).items()}
+    return replace(message, body=with_tensors(message.body, tensors))

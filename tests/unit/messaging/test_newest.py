@@ -1,0 +1,203 @@
+"""Which bodies a round takes where rounds do not wait for one another."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2pfl.messaging import wire
+from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.messaging.newest import NONE, NewestMailbox, Take
+from p2pfl.messaging.schema import Body, Layout, MessageSchema
+from p2pfl.messaging.wire import Message
+
+
+@dataclass(frozen=True)
+class Word(Body):
+    values: Tensor
+
+
+SCHEMA = MessageSchema([Layout.of(Word(torch.zeros(2)))])
+KIND = Word.kind()
+
+
+def message(t: int, sender: int = 1) -> Message:
+    encoded = wire.encode(Word(torch.full((2,), float(t))))
+    body = torch.frombuffer(bytearray().join(encoded.parts()), dtype=torch.uint8)
+    return wire.check(encoded.header, SCHEMA).message(t, sender, body)
+
+
+def filled(staleness: float, rounds: Sequence[int], t: int = 0) -> NewestMailbox:
+    box = NewestMailbox([1, 2], staleness)
+    box.begin(t)
+    for each in rounds:
+        box.put(message(each))
+    return box
+
+
+def taken(box: NewestMailbox, t: int, senders: Sequence[int] = (1,)) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for sender, each in box.take_all(KIND, senders, t).items():
+        assert isinstance(each.body, Word)
+        assert torch.equal(each.body.values, torch.full((2,), float(each.t)))
+        found[sender] = each.t
+    return found
+
+
+@pytest.mark.parametrize(
+    ("staleness", "arrived", "t", "expected"),
+    [
+        (0, [0, 1, 2], 1, {1: 1}),
+        (0, [0], 1, {}),
+        (1, [0, 1, 2, 3], 1, {1: 2}),  # 3 is too new
+        (1, [0], 1, {1: 0}),
+        (1, [0], 2, {}),  # too old
+        (math.inf, [0, 1, 2, 3], 1, {1: 3}),
+        (math.inf, [0], 9, {1: 0}),
+        (math.inf, [], 0, {}),
+    ],
+)
+def test_a_round_takes_the_newest_body_within_the_bound(
+    staleness: float, arrived: list[int], t: int, expected: dict[int, int]
+) -> None:
+    box = filled(staleness, arrived)
+    box.begin(t)
+    assert taken(box, t) == expected
+
+
+def test_several_rounds_take_the_same_body_each_its_own_copy() -> None:
+    box = filled(math.inf, [3])
+    for t in (0, 1):
+        (found,) = box.take_all(KIND, [1, 2], t).values()
+        assert isinstance(found.body, Word)
+        found.body.values.fill_(-1.0)  # a method may modify what it received
+    assert taken(box, 2, [1, 2]) == {1: 3}
+
+
+@pytest.mark.parametrize(("staleness", "kept"), [(math.inf, [4]), (1, [2, 3, 4]), (0, [1, 2, 3, 4])])
+def test_what_no_round_can_take_any_more_is_discarded_at_once(staleness: float, kept: list[int]) -> None:
+    box, discarded = filled(staleness, [], t=1), []
+    box.on_discard = lambda each: discarded.append(each.t)
+    for t in range(5):
+        box.put(message(t))
+        box.put(message(t))  # read again after a reconnection
+    assert [each[1] for each in box.state_dict(1)["held"]] == kept
+    assert sorted(discarded) == [t for t in range(5) if t not in kept]
+    assert box.taken_bytes[1] == 10 * message(0).cost  # all count as taken, so that more may be sent
+    assert box.unread == 0
+
+
+def test_a_bounded_round_waits_for_a_body_that_is_new_enough_and_an_unbounded_one_never() -> None:
+    async def wait(box: NewestMailbox, late: Sequence[int]) -> float:
+        policy = WaitPolicy(deadline=math.inf)
+        waiting = asyncio.ensure_future(box.wait([(3, KIND, 1)], policy))
+        for t in late:
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            box.put(message(t))
+        return await asyncio.wait_for(waiting, 10)
+
+    assert asyncio.run(wait(filled(1, [0], t=3), [1, 2])) == 0.0
+    assert asyncio.run(wait(filled(math.inf, [0], t=3), [])) == 0.0
+
+
+@pytest.mark.parametrize("how", ["ahead", "disconnected"])
+def test_a_wait_ends_when_no_body_within_the_bound_can_come(how: str) -> None:
+    box = filled(1, [0], t=3)
+    box.put(message(5)) if how == "ahead" else box.mark_disconnected(1)
+    assert asyncio.run(box.wait([(3, KIND, 1)], WaitPolicy(deadline=math.inf))) == 0.0
+    assert taken(box, 3) == {}
+
+
+# ---- the order
+
+
+def test_takes_are_recorded_and_repeated_whatever_has_arrived_meanwhile() -> None:
+    recorded: list[Take] = []
+    box = NewestMailbox([1, 2], math.inf, recorded.append)
+    box.put(message(0))
+    taken(box, 0, [1, 2])
+    box.put(message(1))
+    box.put(message(2))
+    taken(box, 1, [1, 2])
+    assert recorded == [Take(0, KIND, {1: 0, 2: NONE}), Take(1, KIND, {1: 2, 2: NONE})]
+
+    again: list[Take] = []
+    box = NewestMailbox([1, 2], math.inf, again.append)
+    box.repeat(recorded)
+    for t in range(4):
+        box.put(message(t))
+        box.put(message(t, 2))
+    assert [taken(box, t, [1, 2]) for t in range(3)] == [{1: 0}, {1: 2}, {1: 3, 2: 3}]
+    assert again == [Take(2, KIND, {1: 3, 2: 3})]
+    assert box.used == {1: 4, 2: 4}
+
+
+def test_a_repeated_take_waits_for_its_body_and_bodies_count_as_taken_only_then() -> None:
+    box = NewestMailbox([1], math.inf)
+    box.repeat([Take(0, KIND, {1: 1}), Take(1, KIND, {1: 1})])
+    assert (0, KIND, 1) not in box
+    box.put(message(0))
+    assert (0, KIND, 1) not in box
+    box.put(message(1))
+    assert (0, KIND, 1) in box
+    assert box.taken_bytes[1] == message(0).cost
+    assert (taken(box, 0), box.taken_bytes[1]) == ({1: 1}, message(0).cost)
+    assert (taken(box, 1), box.taken_bytes[1]) == ({1: 1}, 2 * message(0).cost)
+    assert box.unread == 0
+
+
+def test_a_body_that_its_sender_no_longer_has_is_replaced_and_named() -> None:
+    recorded: list[Take] = []
+    lost: list[tuple[Take, int]] = []
+    box = NewestMailbox([1], math.inf, recorded.append, lambda take, sender: lost.append((take, sender)))
+    box.repeat([Take(0, KIND, {1: 1})])
+    box.put(message(2))
+    assert asyncio.run(box.wait([(0, KIND, 1)], WaitPolicy(deadline=math.inf))) == 0.0  # 1 would have come before 2
+    assert taken(box, 0) == {1: 2}
+    assert recorded == [Take(0, KIND, {1: 2})]
+    assert lost == [(recorded[0], 1)]
+
+
+# ---- checkpoints
+
+
+def test_a_restarted_peer_has_what_it_could_take_and_asks_for_the_rest() -> None:
+    box = filled(1, [0, 1, 2, 3], t=2)
+    box.mark_disconnected(2, finished=True)
+    state = box.state_dict(2)
+    assert box.needed_after(2) == {1: 3, 2: 0}
+
+    restarted = NewestMailbox([1, 2], 1)
+    assert restarted.first_read(1, 2) == 0
+    restarted.load_state_dict(state, lambda header: wire.check(header, SCHEMA), 2)
+    restarted.begin(2)
+    assert (restarted.first_read(1, 2), restarted.first_read(2, 2)) == (3, 0)
+    assert restarted.needed_after(2) == {1: 3, 2: 0}
+    assert taken(restarted, 2) == {1: 3}
+    assert taken(restarted, 2 + 1) == {1: 3}
+
+
+def test_nothing_more_of_the_last_round_of_a_finished_neighbor_is_needed() -> None:
+    box = filled(math.inf, [0, 1, 2, 3], t=9)
+    box.mark_disconnected(1, finished=True)
+    box.state_dict(9)
+    assert box.needed_after(9) == {1: 4, 2: 0}
+    box.mark_connected(1)  # it had failed, and is there again
+    assert box.first_read(1, 9) == 3
+
+
+def test_needs_of_states_that_will_not_be_restored_are_forgotten() -> None:
+    box = filled(math.inf, [0])
+    for done in (1, 2, 3):
+        box.put(message(done))
+        box.state_dict(done)
+    assert box.needed_after(2) == {1: 2, 2: 0}
+    assert box.needed_after(1) == {1: 0, 2: 0}
+    assert box.needed_after(3) == {1: 3, 2: 0}
