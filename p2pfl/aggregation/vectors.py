@@ -1,7 +1,7 @@
 """Contributions as vectors: norms, distances, and vectors that are moved toward others.
 
-The vector of a contribution is all of its floating-point tensors, one after the other (`p2pfl/linear/`). What this module
-returns leaves out broken ones, which hold NaN or an infinity, unless all do.
+The vector of a contribution is all of its floating-point tensors, one after the other (`p2pfl/linear/`). What this
+module returns leaves out broken ones, which hold NaN or an infinity, unless all do.
 """
 
 from __future__ import annotations
