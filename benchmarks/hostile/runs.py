@@ -29,6 +29,13 @@ class Results:
                 result = json.loads(line)
                 self._found[result["key"]] = result
 
+    def has(self, key: str) -> bool:
+        """Return whether a run has been simulated."""
+        return key in self._found
+
+    def items(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        return self._found.items()
+
     def of(self, key: str, settings: Settings) -> dict[str, Any]:
         """Return the result of a run, which is simulated unless it has been."""
         if key not in self._found:
@@ -40,7 +47,10 @@ class Results:
 
 
 def _simulate(settings: Settings) -> dict[str, Any]:
-    """Return the accuracy of the honest peers on the whole test set after the last round, and CPU seconds."""
+    """Return the accuracy of the honest peers on their test samples after the last round, and CPU seconds.
+
+    Of methods that keep a peak model (DFML), that is the one to use.
+    """
     began = process_time()
     with tempfile.TemporaryDirectory(prefix="p2pfl-hostile-") as scratch:
         if "shares" in settings["data"]:
@@ -51,7 +61,7 @@ def _simulate(settings: Settings) -> dict[str, Any]:
         run = p2pfl.load(settings).simulate(Path(scratch, "run"))
         hostile = {peer for entry in settings.get("adversaries", ()) for peer in entry["peers"]}
         last = [r for r in run.records() if r["t"] == settings["rounds"] - 1 and r["peer"] not in hostile]
-    accuracies = {r["peer"]: r["personal"]["accuracy"] for r in last}
+    accuracies = {r["peer"]: (r.get("extra_metrics") or {}).get("peak", r["personal"])["accuracy"] for r in last}
     return {
         "accuracy": statistics.fmean(accuracies.values()),
         "peers": accuracies,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pictures
 from benchmarks.scale.model import QUANTITIES, Model, Record, Size
 from benchmarks.scale.page import SHOWN, compared
 
@@ -15,20 +16,13 @@ FITTED, HELD_OUT, LINE = "#3b6fb5", "#c8501e", "#8a8a8a"
 
 def write(model: Model, records: Sequence[Record], folder: Path) -> None:
     """Write scale-growth.svg and scale-errors.svg."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "scale", "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 9})
-    import matplotlib.pyplot as plt
-
+    plt = pictures.pyplot("scale")
     figure, axes = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained")
     growth(axes.flat, model, records)
-    figure.savefig(folder / "scale-growth.svg", metadata={"Date": None}, facecolor="white")
-    plt.close(figure)
+    pictures.save(figure, folder / "scale-growth.svg")
     figure, axis = plt.subplots(figsize=(8, 3.2), layout="constrained")
     errors(axis, model, records)
-    figure.savefig(folder / "scale-errors.svg", metadata={"Date": None}, facecolor="white")
-    plt.close(figure)
+    pictures.save(figure, folder / "scale-errors.svg")
 
 
 def growth(axes: Any, model: Model, records: Sequence[Record]) -> None:
@@ -70,8 +64,7 @@ def growth(axes: Any, model: Model, records: Sequence[Record]) -> None:
                     *zip(*points, strict=True), color=color, marker=marker, s=22, label=f"measured, {use}", zorder=2
                 )
         axis.set(title=title, xlabel="peers" if along == "peers" else "neighbors", ylim=(0, None), xlim=(0, None))
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
+        pictures.tidy(axis)
         axis.legend(frameon=False)
 
 
@@ -100,6 +93,5 @@ def errors(axis: Any, model: Model, records: Sequence[Record]) -> None:
     axis.set_yticks(range(len(names)), [SHOWN[name][0] for name in names])
     axis.invert_yaxis()
     axis.set(xlabel="predicted / measured, held-out launches")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25, axis="x")
+    pictures.tidy(axis, axis="x")
     axis.legend(frameon=False)
