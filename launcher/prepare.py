@@ -39,10 +39,10 @@ class LaunchRequest:
     launcher_pid: int = field(default_factory=os.getpid)
     """This process, not the child that prepares the run (``in_child``)."""
 
-    def load(self) -> Run:
+    def load(self, *, clock: bool = False) -> Run:
         """Check the run file and its models, and load and partition its dataset once before any peer starts.
 
-        Print what there is to know about the dataset.
+        Print what there is to know about the dataset, and that ``time`` has no effect without a simulated ``clock``.
 
         Raises:
             RunFileError: something is wrong with one of them.
@@ -60,6 +60,8 @@ class LaunchRequest:
         check_report(run)
         for note in dataset.notes:
             echo(f"note: {note}", err=True)
+        if run.file.time is not None and not clock:
+            echo("note: this run takes real time; `time` is for `p2pfl simulate --clock`", err=True)
         return run
 
     def check(self) -> Run:
@@ -70,10 +72,11 @@ class LaunchRequest:
         overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
         return run_files.load(self.file, [*self.sets, *overrides], os.environ)
 
-    def prepare(self, run: Run, *, simulated: bool = False, here: bool = True) -> RunFolder:
+    def prepare(self, run: Run, *, simulated: bool = False, clock: bool = False, here: bool = True) -> RunFolder:
         """Create a run folder, in which peers will run if ``here``. Raises RunFolderError."""
         log = self._log(run.peers)
-        folder = create(run, self.run_dir, launcher_pid=self.launcher_pid, simulated=simulated, here=here)
+        pid = self.launcher_pid
+        folder = create(run, self.run_dir, launcher_pid=pid, simulated=simulated, clock=clock, here=here)
         if log:
             folder.write_info({**folder.info, "log": log})
         return folder

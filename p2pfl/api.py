@@ -22,7 +22,7 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -48,19 +48,17 @@ from p2pfl.run_folder.records import RecordFile
 from p2pfl.run_folder.replay import Replay
 from p2pfl.session import peer_model
 from p2pfl.session.build import check_models, has_models_of_users, load_data
-from p2pfl.simulation.simulate import simulate, without_event_loop
+from p2pfl.simulation.simulate import OnRound, simulate, without_event_loop
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["LaunchedRun", "PlannedRun", "RecordedRun", "load", "open_run"]
+AnyPath = str | os.PathLike[str]
+POLL = 0.1  # seconds between two looks at the files of a run
 
 
-POLL = 0.1
-"""Seconds between two looks at the files of a run."""
-
-
-def load(source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> PlannedRun:
+def load(source: AnyPath | Mapping[str, Any], **overrides: Any) -> PlannedRun:
     """Check a run, without opening its dataset and without building models that have an import path.
 
     ``PlannedRun.partition`` does both, as does the start of the run.
@@ -78,7 +76,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -
     return PlannedRun(run_files.load(Path(source), overrides=changes))
 
 
-def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
+def open_run(folder: AnyPath) -> RecordedRun:
     """Open the folder of a run, finished or not. Raises RunFolderError if there is none."""
     return RecordedRun(RunFolder.open(Path(folder)))
 
@@ -141,9 +139,10 @@ class PlannedRun:
 
     def simulate(
         self,
-        run_dir: str | os.PathLike[str] | None = None,
-        on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+        run_dir: AnyPath | None = None,
+        on_round: OnRound = lambda peer, t: None,
         replay: RecordedRun | None = None,
+        clock: bool = False,
     ) -> RecordedRun:
         """Run all peers to the end in this process, on the CPU unless the run says ``device: cuda``.
 
@@ -151,6 +150,7 @@ class PlannedRun:
             run_dir: the run folder, new or empty; by default a new one in the run file's ``out``.
             on_round: called after each round with the peer and the round.
             replay: a finished run with the same settings and a ``synchrony``: rounds take the messages that its took.
+            clock: follow a simulated clock, by the run's section ``time``; all seconds recorded are simulated.
 
         Raises:
             P2pflError: the run failed.
@@ -166,19 +166,19 @@ class PlannedRun:
         if has_models_of_users(self._run):
             self._checked_data()  # before there is a folder
         replayed = None if replay is None else Replay(replay._folder, self._run.config_hash())
-        folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
+        folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True, clock=clock)
         threads = torch.get_num_threads()
         try:
             if replayed is not None:
                 replayed.copy_order(folder)
-            results = without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
+            results = without_event_loop(lambda: simulate(self._run, folder, after_round, clock=clock), interrupted)
         finally:
             torch.set_num_threads(threads)
         if failed := [f"peer {result.peer}: {result.error}" for result in results if result.phase == "failed"]:
             raise Diverged("; ".join(failed[:3]))
         return RecordedRun(folder)
 
-    def launch(self, run_dir: str | os.PathLike[str] | None = None) -> LaunchedRun:
+    def launch(self, run_dir: AnyPath | None = None) -> LaunchedRun:
         """Start one process per peer on this host, and return while they run.
 
         Args:
@@ -290,7 +290,7 @@ class RecordedRun:
         """
         return self.model(peer).plain_state_dict()
 
-    def save_weights(self, peer: PeerId, file: str | os.PathLike[str]) -> int:
+    def save_weights(self, peer: PeerId, file: AnyPath) -> int:
         """Write ``weights`` as ``torch.save`` does, for ``torch.load(file, weights_only=True)``.
 
         Return the number of rounds that the peer had completed. Raises WriteError, RunFolderError.

@@ -175,9 +175,13 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
     return [[tensor] for tensor in tensors]
 
 
-def flat_parts(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the entries of tensors of equal shape in order, flattened; on the CPU, PART numbers of all at a time."""
-    size = PART // len(tensors) if tensors[0].device.type == "cpu" else tensors[0].numel()
+def flat_parts(tensors: Sequence[Tensor], numbers: int = PART) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the entries of tensors of equal shape in order, flattened, on the CPU in parts.
+
+    Args:
+        numbers: of all tensors together in a part.
+    """
+    size = numbers // len(tensors) if tensors[0].device.type == "cpu" else tensors[0].numel()
     yield from zip(*(torch.split(tensor.reshape(-1), max(1, size)) for tensor in tensors), strict=True)
 
 

@@ -39,8 +39,8 @@ algorithm: fedavg
 
 TOP = (
     "name, seed, rounds, peers, graph, data, models, algorithm, aggregation, gradient, synchrony, plugins, joins_at, "
-    "codec, adversaries, transport, "
-    "chaos, device, gpu, threads, slots, eval_every, global_test, metrics, masked_test, checkpoint_every, "
+    "codec, adversaries, transport, chaos, time, "
+    "device, gpu, threads, slots, eval_every, global_test, metrics, masked_test, checkpoint_every, "
     "checkpoint_copies, track, report, out"
 )
 GRAPH_NAMES = ", ".join(GRAPHS)

@@ -33,11 +33,6 @@ PUBLISHED = {
 
 
 SERVER = ("trimmed-mean", "geometric-median")
-PEER_TO_PEER: dict[str, Any] = {
-    "monna": "monna",
-    "self-centered-clipping": "self-centered-clipping",
-}
-"""Rules without a server, which may trust the peer's own contribution."""
 
 
 @cache
@@ -80,10 +75,17 @@ def settings(
     }
 
 
-def table(results: Results, gammas: tuple[float, ...], attackers: tuple[int, ...], seeds: int, rounds: int) -> str:
+def table(
+    results: Results,
+    rules: tuple[str, ...],
+    gammas: tuple[float, ...],
+    attackers: tuple[int, ...],
+    seeds: int,
+    rounds: int,
+) -> str:
     """Return the accuracies of ByzFL's rules in their worst attack beside the published ones."""
     lines = ["| rule | γ | f | worst attack | ByzFL | ours |", "|---|---:|---:|---|---:|---:|"]
-    for rule in SERVER:
+    for rule in rules:
         for gamma in gammas:
             for f in attackers:
                 runs = {

@@ -39,18 +39,21 @@ def simulate(
     jobs: int = 1,
     watching: Watching = Watching(),
     replay: RunFolder | None = None,
+    *,
+    clock: bool = False,
 ) -> tuple[RunFolder, Summary]:
     """Create a run and run all its peers in this process, or in ``jobs`` forks of it.
 
     Args:
         replay: a finished run, whose rounds take the same messages.
+        clock: in the order of a simulated clock, in this process.
     """
     _prepare_forks(jobs)
-    run = request.load()
+    run = request.load(clock=clock)
     _check_device(run, jobs)
     check_trackers(run)
     replayed = None if replay is None else Replay(replay, run.config_hash())
-    folder = request.prepare(run, simulated=True)
+    folder = request.prepare(run, simulated=True, clock=clock)
     folder.write_info({**folder.info, "jobs": jobs})
     if replayed is not None:
         replayed.copy_order(folder)
@@ -81,9 +84,14 @@ def resume(folder: RunFolder, console: Console, watching: Watching = Watching())
     """Resume a simulated run, with as many processes as it was started with.
 
     Raises:
-        LaunchError: it is running, or all peers have finished.
+        LaunchError: it is running, all peers have finished, or its clock is simulated.
     """
     peers = list(folder.peers())
+    if "clock" in folder.info:
+        raise LaunchError(
+            f"{folder.root}: its clock is simulated, so there are no checkpoints: what was in transit would not be "
+            f"part of them; start it again: p2pfl simulate {folder.run_file} --clock"
+        )
     if any(find_process(folder, files.peer) for files in peers):
         raise LaunchError(f"{folder.root}: already running; stop it with `p2pfl stop {folder.root}`")
     if all(outcome(files) == "finished" for files in peers):
@@ -126,14 +134,15 @@ def _run(
     watching.serve(folder, console)
     set_title(simulation_title(folder))
     interrupt_by(signal.SIGTERM, signal.SIGHUP)  # `p2pfl stop`, and a terminal that closes
-    began = time.monotonic()
+    began, clock = time.monotonic(), "clock" in folder.info
     with tracking(folder, console.print), watching.progress(console, folder) as progress:
         me = os.getpid()
         display = Display(progress, folder, range(run.peers), run.rounds, lambda status: status.pid != me)
         try:
             with children_of_plugins():
-                run_peers(run, folder, lambda peer, t: display.update(), jobs)
+                run_peers(run, folder, lambda peer, t: display.update(), jobs, clock=clock)
         except KeyboardInterrupt:
             progress.print("stopped")
         display.update(now=True)
-    return summarize(folder, seconds=seconds_before + time.monotonic() - began)
+    # Simulated seconds are those of the slowest peer, which the summary takes if they are more.
+    return summarize(folder, seconds=0.0 if clock else seconds_before + time.monotonic() - began)

@@ -55,6 +55,9 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 )
 @click.option("--target", type=Fraction(), metavar="ACCURACY", help="Count the rounds to this accuracy, e.g. 0.8.")
 @click.option(
+    "--seconds-to", type=Fraction(), metavar="ACCURACY", help="Count the seconds to this accuracy, e.g. 0.8."
+)
+@click.option(
     "--at-bytes",
     type=FiniteNumber(min=0),
     metavar="N",
@@ -70,8 +73,8 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
     "--columns",
     metavar="NAME,…",
     callback=_names,
-    help="Only these, in this order: seeds, accuracy, worst, rounds, at-bytes, at-time, sent, time, difference, p, "
-    "or metrics of the run files.",
+    help="Only these, in this order: seeds, accuracy, worst, rounds, seconds, at-bytes, at-time, sent, time, "
+    "difference, p, or metrics of the run files.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @JSON

@@ -284,6 +284,12 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
     help="Processes among which the peers are divided; as many rounds are computed at the same time.",
 )
 @click.option(
+    "--clock",
+    is_flag=True,
+    help="Follow a simulated clock: training and messages take the seconds that devices and links in the run file's "
+    "`time` need for them. All seconds recorded are simulated. Such a run cannot be resumed.",
+)
+@click.option(
     "--virtual",
     is_flag=True,
     help="Train nothing: send the messages in virtual time, and print what the run would take and which limit it "
@@ -302,11 +308,19 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
     "for one another: the results are bit-identical. Give its run.yaml as FILE.",
 )
 def simulate(
-    as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, replay: Path | None, **request: Any
+    as_json: bool,
+    jobs: int,
+    ui: bool,
+    clock: bool,
+    virtual: bool,
+    machine: Path | None,
+    replay: Path | None,
+    **request: Any,
 ) -> None:
     """Run FILE without sockets, in one process or a few.
 
-    On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. A GPU is used only if the run
+    On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`, unless messages miss a
+    deadline: by --clock, they do so as over sockets. A GPU is used only if the run
     file, or --set, says `device: cuda`. The run file's `chaos` is ignored: simulate a run to compare it with one that
     had faults.
     """
@@ -315,6 +329,9 @@ def simulate(
     from p2pfl.run_folder.folder import RunFolder
 
     asked = LaunchRequest(**request)
+    others = {"--virtual": virtual, "--jobs": jobs > 1, "--replay": replay is not None}
+    if clock and (given := [option for option, value in others.items() if value]):
+        raise click.UsageError(f"--clock runs all peers in one process, in an order of its own; remove {given[0]}")
     if virtual:
         _reject_options("--virtual", "jobs", "ui", "replay", "run_dir", "log_format", "log_levels", "log_size")
         _predict(asked, machine, as_json)
@@ -322,7 +339,7 @@ def simulate(
     if machine is not None:
         raise click.UsageError("--machine is for --virtual")
     replayed = None if replay is None else RunFolder.open(replay)
-    _run(lambda console, watching: simulate_peers(asked, console, jobs, watching, replayed), as_json, ui)
+    _run(lambda console, watching: simulate_peers(asked, console, jobs, watching, replayed, clock=clock), as_json, ui)
 
 
 def _reject_options(given: str, *names: str) -> None:
@@ -366,7 +383,7 @@ def _run(
             folder, summary = backend(console, watched)
         show_summary(summary, console, as_json=as_json)
         console.print(_report_line(folder), soft_wrap=True)
-        if any(peer.ended == "stopped" for peer in summary.peers):
+        if any(peer.ended == "stopped" for peer in summary.peers) and not summary.clock:
             on_slurm = folder.info.get("hosts", {}).get("backend") == "slurm"
             where = ", in an allocation of Slurm," if on_slurm else ""
             echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -30,8 +30,22 @@ class CurvePoint:
     seconds: float
 
 
-def curve(folder: RunFolder, masked: bool) -> list[CurvePoint]:
-    """Return the curve of a run by round; ``masked``: only the scores of local classes count."""
+@dataclass(frozen=True)
+class Curves:
+    """What the records of a run say of its accuracy.
+
+    Attributes:
+        rounds: by round.
+        times: seconds since the start at which a peer was evaluated, and the mean over the honest peers of their last
+            evaluation then, from the moment on at which each has had one: peers may be in different rounds.
+    """
+
+    rounds: list[CurvePoint]
+    times: list[tuple[float, float]]
+
+
+def curves(folder: RunFolder, masked: bool) -> Curves:
+    """Return the curves of a run; ``masked``: only the scores of local classes count."""
     # Not whole records: with many neighbors they are large.
     rounds: dict[int, list[tuple[PeerId, int, float, float | None]]] = defaultdict(list)
     attackers = attacks(folder.settings)
@@ -49,7 +63,21 @@ def curve(folder: RunFolder, masked: bool) -> list[CurvePoint]:
                 accuracies[peer] = accuracy
         if any(accuracy is not None for *_, accuracy in rounds[t]):
             points.append(CurvePoint(t + 1, fmean(accuracies.values()), total, seconds))
-    return points
+    return Curves(points, _by_time(rounds, set(accuracies)))
+
+
+def _by_time(
+    rounds: Mapping[int, Sequence[tuple[PeerId, int, float, float | None]]], evaluated: Collection[PeerId]
+) -> list[tuple[float, float]]:
+    """Return ``Curves.times``, given the rounds, each with peers, bytes, seconds and accuracies."""
+    found = ((elapsed, peer, accuracy) for of in rounds.values() for peer, _, elapsed, accuracy in of)
+    last: dict[PeerId, float] = {}
+    times = []
+    for elapsed, peer, accuracy in sorted((at, peer, value) for at, peer, value in found if value is not None):
+        last[peer] = accuracy
+        if len(last) == len(evaluated):
+            times.append((elapsed, fmean(last.values())))
+    return times
 
 
 def at_bytes(points: Sequence[CurvePoint], budget: float) -> float | None:
@@ -57,9 +85,14 @@ def at_bytes(points: Sequence[CurvePoint], budget: float) -> float | None:
     return next((point.accuracy for point in reversed(points) if point.bytes_sent <= budget), None)
 
 
-def at_seconds(points: Sequence[CurvePoint], budget: float) -> float | None:
+def at_seconds(times: Sequence[tuple[float, float]], budget: float) -> float | None:
     """Return the accuracy of the last evaluation within ``budget`` seconds; None before any."""
-    return next((point.accuracy for point in reversed(points) if point.seconds <= budget), None)
+    return next((accuracy for seconds, accuracy in reversed(times) if seconds <= budget), None)
+
+
+def seconds_to(times: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Return after how many seconds the accuracy has first reached ``target``; None if it never has."""
+    return next((seconds for seconds, accuracy in times if accuracy >= target), None)
 
 
 def rounds_to(points: Sequence[CurvePoint], target: float) -> int | None:

@@ -48,6 +48,7 @@ class ComparedRun:
         summary, plain = current_summary(folder), folder.settings
         compared = flatten({**plain, "masked_test": summary.masked_test})
         values = {key: value for key, value in compared if key not in NOT_COMPARED}
+        values["clock"] = summary.clock or "real"  # not a key of the run file, but seconds depend on it
         tested_on = {peer.peer: peer.tested_on for peer in summary.peers}
         if sha := next((found["dataset"] for found in tested_on.values() if found.get("dataset")), None):
             values[DATASET] = sha[:12]

@@ -28,6 +28,7 @@ class CompareOptions:
 
     Attributes:
         target: accuracy; count the rounds until each run reaches it.
+        seconds_to: accuracy; count the seconds until each run reaches it.
         baseline: name or labels of the group that the others are tested against; None: the first.
         metric: of the run files, in which they are tested; None: accuracy.
         at_bytes, at_seconds: budgets; None: the largest that every run reaches.
@@ -39,6 +40,7 @@ class CompareOptions:
     test: Test = "t"
     at_bytes: float | None = None
     at_seconds: float | None = None
+    seconds_to: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class GroupLine:
         accuracy: at the end.
         worst_tenth: mean over the tenth of the peers, at least one, with the lowest accuracies.
         at_bytes, at_seconds: accuracy when the budget was used up.
-        rounds_to_target: of the runs that have reached it, whose number is its ``n``.
+        rounds_to_target, seconds_to_target: of the runs that have reached it, whose number is its ``n``.
         bytes_sent, seconds: of one run.
         metrics: named by the run files.
         versus: against the baseline; None for the baseline, and without common seeds or with another test set.
@@ -74,6 +76,7 @@ class GroupLine:
     metrics: Mapping[str, Statistic]
     versus: VersusBaseline | None = None
     test_set: str = "A"
+    seconds_to_target: Statistic | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class Results:
     differ: dict[str, list[Difference]] = field(default_factory=dict)
     other_tests: list[str] = field(default_factory=list)
     without_attackers: str = ""
+    seconds_target: float | None = None
+    """Accuracy of ``seconds_to_target``."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -122,7 +127,7 @@ class _Run:
 
     member: ComparedRun
     line: RunFigures
-    points: list[curves.CurvePoint]
+    curves: curves.Curves
 
 
 def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options: CompareOptions) -> Results:
@@ -136,16 +141,16 @@ def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options
         RunFolderError: records are damaged.
     """
     counted = {
-        id(member): _Run(member, line, curves.curve(member.folder, line.masked))
+        id(member): _Run(member, line, curves.curves(member.folder, line.masked))
         for member, line in zip(members, lines, strict=True)
         if line.finished
     }
     groups = group(members, lines[0].masked)
     runs = [[counted[id(member)] for member in part.members if id(member) in counted] for part in groups]
     baseline = groups.index(find_baseline(groups, options.baseline))
-    ends = [run.points[-1] for run in counted.values() if run.points]
+    ends = [run.curves.rounds[-1] for run in counted.values() if run.curves.rounds]
     sent = [end.bytes_sent for end in ends if end.bytes_sent]  # a run that sends nothing needs no bytes
-    took = [end.seconds for end in ends]
+    took = [run.curves.times[-1][0] for run in counted.values() if run.curves.times]
     budgets = (
         min(sent, default=None) if options.at_bytes is None else options.at_bytes,
         min(took, default=None) if options.at_seconds is None else options.at_seconds,
@@ -181,6 +186,7 @@ def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options
         differ=_differ(groups),
         other_tests=other_tests(groups),
         without_attackers=without_attackers(members),
+        seconds_target=options.seconds_to,
     )
 
 
@@ -214,7 +220,7 @@ def _line(
 
     metrics = {name: metric(name) for name in dict.fromkeys(name for run in runs for name in run.line.metrics)}
     most, longest = budgets
-    target = options.target
+    target, wanted = options.target, options.seconds_to
     return GroupLine(
         name=part.name,
         labels=part.labels,
@@ -223,11 +229,16 @@ def _line(
         seeds=seeds,
         accuracy=over_seeds(lambda run: run.line.accuracy.mean if run.line.accuracy else None),
         worst_tenth=over_seeds(lambda run: run.line.accuracy.worst_tenth if run.line.accuracy else None),
-        at_bytes=None if most is None else over_seeds(lambda run: curves.at_bytes(run.points, most)),
-        at_seconds=None if longest is None else over_seeds(lambda run: curves.at_seconds(run.points, longest)),
-        rounds_to_target=None if target is None else over_seeds(lambda run: curves.rounds_to(run.points, target)),
+        at_bytes=None if most is None else over_seeds(lambda run: curves.at_bytes(run.curves.rounds, most)),
+        at_seconds=None if longest is None else over_seeds(lambda run: curves.at_seconds(run.curves.times, longest)),
+        rounds_to_target=None
+        if target is None
+        else over_seeds(lambda run: curves.rounds_to(run.curves.rounds, target)),
         bytes_sent=over_seeds(lambda run: run.line.bytes_sent),
         seconds=over_seeds(lambda run: run.line.seconds),
         metrics={name: found for name, found in metrics.items() if found is not None},
         test_set=part.test_set,
+        seconds_to_target=None
+        if wanted is None
+        else over_seeds(lambda run: curves.seconds_to(run.curves.times, wanted)),
     )

@@ -48,9 +48,14 @@ class _Column:
     text: Callable[[GroupLine], str]
 
 
-COLUMNS = ("seeds", "accuracy", "worst", "rounds", "at-bytes", "at-time", "sent", "time", "difference", "p")
+COLUMNS = (
+    *("seeds", "accuracy", "worst", "rounds", "seconds", "at-bytes", "at-time", "sent", "time", "difference", "p"),
+)
 """What ``--columns`` may choose from, besides metrics."""
-FIGURES = ("accuracy", "worst_tenth", "at_bytes", "at_seconds", "rounds_to_target", "bytes_sent", "seconds")
+FIGURES = (
+    *("accuracy", "worst_tenth", "at_bytes", "at_seconds", "rounds_to_target", "seconds_to_target"),
+    *("bytes_sent", "seconds"),
+)
 """Of a group, in CSV: mean and standard deviation of each."""
 
 
@@ -108,7 +113,10 @@ def _figures(results: Results) -> dict[str, _Column]:
     }
     columns |= {head: _Column(head, _metric(name)) for head, name in metric_columns(results).items()}
     if results.target is not None:
-        columns["rounds"] = _Column(f"rounds to {percent(results.target)} %", _rounds)
+        columns["rounds"] = _Column(f"rounds to {percent(results.target)} %", _reached("rounds_to_target"))
+    if results.seconds_target is not None:
+        head = f"seconds to {percent(results.seconds_target)} %"
+        columns["seconds"] = _Column(head, _reached("seconds_to_target"))
     if several and results.bytes_budget is not None:
         columns["at-bytes"] = _Column(f"% at {size(results.bytes_budget)}", lambda line: percent_text(line.at_bytes))
     if several and results.seconds_budget is not None:
@@ -217,12 +225,17 @@ def percent_text(figure: Statistic | None) -> str:
     return percent(figure.mean) + ("" if figure.std is None else f" ± {percent(figure.std)}")
 
 
-def _rounds(line: GroupLine) -> str:
-    reached = line.rounds_to_target
-    if reached is None:
-        return DASH if not line.runs else "not reached"
-    text = f"{reached.mean:.1f}" + ("" if reached.std is None else f" ± {reached.std:.1f}")
-    return text if reached.n == len(line.seeds) else f"{text} ({reached.n} of {len(line.seeds)})"
+def _reached(figure: str) -> Callable[[GroupLine], str]:
+    """Return the text of the rounds or seconds to a target, which some runs may not have reached."""
+
+    def text(line: GroupLine) -> str:
+        reached: Statistic | None = getattr(line, figure)
+        if reached is None:
+            return DASH if not line.runs else "not reached"
+        text = f"{reached.mean:.1f}" + ("" if reached.std is None else f" ± {reached.std:.1f}")
+        return text if reached.n == len(line.seeds) else f"{text} ({reached.n} of {len(line.seeds)})"
+
+    return text
 
 
 def _seconds(seconds: float) -> str:

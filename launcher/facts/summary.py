@@ -25,7 +25,8 @@
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null,
      "attackers": {"attacks": {"3": "sign-flip"}, "accuracy": {…} | null,       if peers attack
-                   "weight": 0.01 | null, "honest_weight": 0.05 | null}}
+                   "weight": 0.01 | null, "honest_weight": 0.05 | null},
+     "clock": "simulated"}                      if ``seconds`` are simulated: those of the slowest peer
 
 (*) For a resumed run: the sum over its parts, at least the time of the slowest peer, since launchers that were killed
 did not record theirs.
@@ -183,6 +184,7 @@ class Summary:
     collaboration: Collaboration | None
     statistics: str = ""
     attackers: Attackers | None = None
+    clock: str = ""
     unwritten: str = ""
     """Why summary.json could not be written; not part of it."""
 
@@ -200,6 +202,8 @@ class Summary:
         del plain["unwritten"]
         if self.attackers is None:
             del plain["attackers"]
+        if not self.clock:
+            del plain["clock"]
         return plain
 
 
@@ -318,6 +322,7 @@ def _summary(
         collaboration=collaboration,
         statistics="; ".join(sorted({result.statistics for result in results if result.statistics})),
         attackers=Attackers.of(attackers, {peer.peer: peer.accuracy for peer in peers}, collaboration),
+        clock=folder.info.get("clock", ""),
     )
 
 

@@ -38,7 +38,7 @@ class Remark:
 
 def find(summary: Summary, history: History, learned: Learned) -> list[Remark]:
     """Return what stands out, the worst first; a good word if nothing does."""
-    found = [*_ended(summary, history), *_inaccurate(summary, history, learned), *_slow(history)]
+    found = [*_ended(summary, history), *_inaccurate(summary, history, learned), *_slow(summary, history)]
     found += _isolated(history) + _lost(summary, history) + _restarted(summary) + _stale(history)
     found += _progress(history) + _attackers(summary)
     order = {"bad": 0, "look": 1, "good": 2}
@@ -145,7 +145,7 @@ def training_times(history: History) -> dict[int, float]:
     return {peer: median(values) for peer, values in spent.items()}
 
 
-def _slow(history: History) -> list[Remark]:
+def _slow(summary: Summary, history: History) -> list[Remark]:
     training = training_times(history)
     if len(training) < 4 or (middle := median(training.values())) <= 0:
         return []
@@ -154,14 +154,16 @@ def _slow(history: History) -> list[Remark]:
         Remark(
             "look",
             f"Peer {peer} is slow: it trains {training[peer]:.2g} s in the median round, "
-            f"{training[peer] / middle:.1f} times as long as the median peer{_computing(history, peer)}.",
+            f"{training[peer] / middle:.1f} times as long as the median peer{_computing(summary, history, peer)}.",
         )
         for peer in slow[:3]
     ]
 
 
-def _computing(history: History, peer: int) -> str:
+def _computing(summary: Summary, history: History, peer: int) -> str:
     """Say so if a peer did not compute while it trained: it was delayed, or others had the processor."""
+    if summary.clock:  # its seconds are not comparable with those of a processor
+        return ""
     spent, trained = history.cpu.get(peer, 0.0), history.seconds[peer]["training"]
     return f", and computes in only {percent(spent / trained)} % of it" if 0 < spent < 0.5 * trained else ""
 

@@ -51,7 +51,7 @@ def _origin(run: ReportedRun) -> str:
     info, summary = run.info, run.summary
     how = "collected from other hosts" if "collected" in info else "launched"
     if info.get("simulated"):
-        how = "simulated"
+        how = "simulated on a clock" if summary.clock else "simulated"
     return f"{how} {str(info.get('started', '')).replace('T', ' ')[:16]}, seed {summary.seed}"
 
 
@@ -249,7 +249,9 @@ def _cost(run: ReportedRun, figures: Figures) -> str:
     summed = f'<p class="quiet">All peers together: {escape(spent)}.</p>' if spent else ""
     if run.summary.cost:
         summed += f'<p class="quiet">Their rounds used {escape(cost_text(run.summary.cost))}.</p>'
-    if run.info.get("simulated"):
+    if run.summary.clock:
+        summed += '<p class="quiet">Seconds are those of a simulated clock, but for CPU time.</p>'
+    elif run.info.get("simulated"):
         summed += '<p class="quiet">Simulated peers take turns, so waiting includes the work of the others.</p>'
     left = traffic + _figure(figures, "traffic", "Traffic by edge")
     return f'<div class="pair"><div>{left}</div><div>{_figure(figures, "time", "Time by phase")}{summed}</div></div>'

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.child import in_child
-from launcher.comparison.curves import curve
+from launcher.comparison.curves import curves
 from launcher.comparison.groups import ComparedRun
 from launcher.comparison.tables import different_tests
 from launcher.comparison.test_sets import differing, names
@@ -172,7 +172,7 @@ class Search(RunSource):
 
     def _curve(self, name: str) -> Any:
         folder = self._folder.run(name)
-        return curve(folder, bool(folder.settings.get("masked_test")))
+        return curves(folder, bool(folder.settings.get("masked_test"))).rounds
 
     def not_started(self, name: str) -> None:
         self.halted = True  # the study still has the trial as running: continuing the search asks for it again

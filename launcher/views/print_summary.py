@@ -51,7 +51,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     if summary.seconds is not None or summary.cost:
         console.print()
     if summary.seconds is not None:
-        console.print(f"total time: {formatting.duration(summary.seconds)}, from the start of the peers")
+        what, since = ("simulated time", "") if summary.clock else ("total time", ", from the start of the peers")
+        console.print(f"{what}: {formatting.duration(summary.seconds)}{since}")
     if summary.cost:
         console.print(f"cost: {cost_text(summary.cost)}")
 

@@ -14,7 +14,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from p2pfl.adversaries.base import adversary
-from p2pfl.adversaries.rushing import Honest, Rushing, Vector
+from p2pfl.adversaries.rushing import Honest, Line, Rushing, Vector
 from p2pfl.messaging.schema import TensorPath
 
 EVALUATIONS = 20
@@ -32,7 +32,7 @@ class Tunable(Rushing):
 
     @abstractmethod
     def lie(self, own: Vector, honest: Honest, number: float) -> Vector:
-        """Return the vector to send with this number."""
+        """Return the vector to send with this number, on a line through those of 0 and 1."""
 
     @abstractmethod
     def number(self, honest: Honest) -> float:
@@ -45,7 +45,8 @@ class Tunable(Rushing):
     def craft(self, own: Vector, honest: Honest) -> Vector:
         number = self.number(honest)
         if self.tune:
-            number = line_search(lambda tried: honest.damage(self.lie(own, honest, tried)))
+            line = Line(honest, self.lie(own, honest, 0.0), self.lie(own, honest, 1.0))
+            number = line_search(line.damage)
         return self.lie(own, honest, number)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +20,9 @@ from p2pfl import PeerId
 from p2pfl.adversaries.altered import fitted, floats_of, is_float
 from p2pfl.adversaries.base import Adversary, Attacker
 from p2pfl.adversaries.class_rows import CLASSES
+from p2pfl.linear.combinations import Span, derive
 from p2pfl.messaging.schema import B, Body, Layout, TensorPath, tensors_of, with_tensors
-from p2pfl.tensors import has_diverged, widened
+from p2pfl.tensors import Tensors, has_diverged, widened
 
 Vector = Mapping[TensorPath, Tensor]
 """Tensors that are attacked as one vector, at least float32."""
@@ -34,13 +36,13 @@ class Honest:
         vectors: by sender, ascending; at least one.
         attackers: their ids, ascending; this peer is one of them.
         before: what of this peer's own vector belongs to a model, as it was before training, if the attack uses it.
-        combine: applies the run's rule to vectors by sender, as the peer that is named.
+        combine: applies the run's rule to what peers send, tensors by path, as the peer that is named.
     """
 
     vectors: Mapping[PeerId, Vector]
     attackers: Sequence[PeerId]
     before: Vector
-    combine: Callable[[Mapping[PeerId, Vector], PeerId], Vector]
+    combine: Callable[[Mapping[PeerId, Tensors], PeerId], Tensors]
     _means: dict[TensorPath, Tensor] = field(default_factory=dict, init=False)
     _deviations: dict[TensorPath, Tensor] = field(default_factory=dict, init=False)
 
@@ -66,18 +68,42 @@ class Honest:
             self._deviations[path] = torch.zeros_like(self.mean(path)) if single else self.stacked(path).std(0)
         return self._deviations[path]
 
-    def damage(self, lie: Vector) -> float:
-        """Return how far the rule's result is from the honest mean if all attackers nearby send a vector.
+
+class Line:
+    """Lies on a line through two vectors, so that what the rule measures of one tells what it measures of all.
+
+    Args:
+        honest: what others send.
+        start: the lie at 0.
+        end: the lie at 1.
+    """
+
+    def __init__(self, honest: Honest, start: Vector, end: Vector) -> None:
+        self._honest, self._start, self._end = honest, start, end
+        vectors = [*honest.vectors.values(), end]
+        self._span = Span(list(map(_named, vectors)), _named(start))
+
+    def damage(self, number: float) -> float:
+        """Return how far the rule's result is from the honest mean if all attackers nearby send a lie.
 
         The rule is applied as the honest neighbor with the lowest id would, if it received all of them. −1 of a
         vector that receivers would drop, since it has diverged.
         """
-        if any(map(has_diverged, lie.values())):
+        honest, units = self._honest, np.eye(len(self._span.models))
+        if any(has_diverged(torch.lerp(x, self._end[path], number)) for path, x in self._start.items()):
             return -1.0
-        sent = {**self.vectors, **dict.fromkeys(self.attackers, lie)}
-        combined = self.combine({j: sent[j] for j in sorted(sent)}, min(self.vectors))
-        apart = (combined[path] - self.mean(path) for path in lie)
+        weights = {j: units[i] for i, j in enumerate(honest.vectors)}
+        weights |= dict.fromkeys(honest.attackers, number * units[-1])
+        peers = sorted(weights)
+        like = dict.fromkeys(peers, self._span.models[-1])
+        sent = derive(like, self._span, np.array([weights[j] for j in peers]))
+        combined = honest.combine(sent, min(honest.vectors))
+        apart = (combined[str(path)] - honest.mean(path) for path in honest.paths)
         return math.sqrt(sum(float(x.double().square().sum()) for x in apart))
+
+
+def _named(vector: Vector) -> Tensors:
+    return {str(path): x for path, x in vector.items()}
 
 
 class Rushing(Adversary):
@@ -105,11 +131,9 @@ class Rushing(Adversary):
         theirs = {j: vectors(other) for j, other in others.items()}
         attackers, before = attacker.attackers_nearby(t), attacker.before
 
-        def combine(sent: Mapping[PeerId, Vector], me: PeerId) -> Vector:
+        def combine(sent: Mapping[PeerId, Tensors], me: PeerId) -> Tensors:
             assert attacker.combine is not None
-            named = {j: {str(path): x for path, x in vector.items()} for j, vector in sent.items()}
-            combined = attacker.combine(named, me, body.kind(), t)
-            return {path: combined[str(path)] for path in sent[me]}
+            return attacker.combine(sent, me, body.kind(), t)
 
         for key, own in vectors(lie).items():
             found = {j: each[key] for j, each in theirs.items() if key in each and _alike(each[key], own)}

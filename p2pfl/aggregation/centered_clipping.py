@@ -10,6 +10,7 @@ from pydantic import PositiveFloat, PositiveInt
 from p2pfl.aggregation.attackers import Expecting, minority
 from p2pfl.aggregation.rule import Contributions, Rule, aggregation
 from p2pfl.aggregation.vectors import center_of, clip_factor, distances, toward
+from p2pfl.linear.combinations import terms_of
 from p2pfl.tensors import Tensors, clone, equal, weighted_sum, widened
 
 
@@ -45,8 +46,8 @@ class CenteredClipping(Rule):
             kept, apart = distances(given, v)
             factors = {j: clip_factor(length, self.radius) for j, length in apart.items()}
             given.taken.update(dict.fromkeys(given.tensors, 0.0) | factors)
-            clipped = {j: toward(v, x, factors[j]) for j, x in kept.tensors.items()}
-            v = weighted_sum([(weight, clipped[j]) for j, weight in equal(clipped).items()], clone(v))
+            clipped = toward(kept.tensors, v, factors)
+            v = weighted_sum(terms_of([(weight, clipped[j]) for j, weight in equal(clipped).items()]), clone(v))
         given.state["center"] = v
         terms = [(1.0, v)] if step is None else [(1.0, v), (1.0, step)]
         if out is not None:
@@ -75,8 +76,7 @@ class SelfCenteredClipping(Expecting):
         limit = self._limit(given, apart) if self.radius == "auto" else self.radius
         factors = {j: clip_factor(length, limit) for j, length in apart.items()}
         given.taken.update(factors)
-        clipped = {j: toward(center, x, factors[j]) for j, x in given.tensors.items()}
-        return replace(given, tensors=clipped)
+        return replace(given, tensors=toward(given.tensors, center, factors))
 
     def _limit(self, given: Contributions, apart: dict[int, float]) -> float:
         ranked = sorted(apart, key=lambda j: (apart[j], j != given.me, j))

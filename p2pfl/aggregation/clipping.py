@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from pydantic import PositiveFloat
 
 from p2pfl import PeerId
 from p2pfl.aggregation.attackers import Expecting, minority
 from p2pfl.aggregation.rule import Contributions, Rule, aggregation
-from p2pfl.aggregation.vectors import center_of, clip_factor, distances, norms, replaced, scaled, toward
+from p2pfl.aggregation.vectors import center_of, clip_factor, distances, norms, replaced, toward
 from p2pfl.tensors import Tensors
 
 
@@ -91,8 +92,6 @@ def _clipped(
     """Return the contributions moved toward a center, or zero, so that ``lengths``, their distances, meet a limit."""
     factors = {j: clip_factor(length, limit) for j, length in lengths.items()}
     given.taken.update(factors)
-    clipped = {
-        j: scaled(x, factors[j]) if center is None else toward(center, x, factors[j])
-        for j, x in given.tensors.items()
-    }
-    return replaced(given, clipped)
+    if center is None:
+        center = {name: torch.zeros_like(x) for name, x in next(iter(given.tensors.values())).items()}
+    return replaced(given, toward(given.tensors, center, factors))

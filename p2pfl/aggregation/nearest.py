@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-from p2pfl import PeerId
 from p2pfl.aggregation.attackers import Expecting
 from p2pfl.aggregation.rule import Contributions, aggregation
-from p2pfl.aggregation.vectors import Derived, center_of, distances, pairwise, replaced
-from p2pfl.tensors import Tensors, weighted_sum
+from p2pfl.aggregation.vectors import center_of, distances, mixed, pairwise, replaced
 
 
 @aggregation("monna")
@@ -54,16 +50,7 @@ class NNM(Expecting):
         given, squares = pairwise(given)
         ids = list(given.tensors)
         count = len(ids) - self.expected(len(ids))
-        np.fill_diagonal(squares, -1.0)
-        nearest = np.argsort(squares, axis=1, kind="stable")[:, :count]
-        mixed = {j: mean_of(given, sorted(ids[k] for k in row)) for j, row in zip(ids, nearest, strict=True)}
-        return replaced(given.equally(ids), mixed)
-
-
-def mean_of(given: Contributions, ids: Sequence[PeerId]) -> Tensors:
-    """Return the mean of some contributions, ascending."""
-
-    def mean(name: str) -> Tensor:
-        return weighted_sum([(1 / len(ids), {name: given.tensors[j][name]}) for j in ids])[name]
-
-    return Derived(given.tensors[ids[0]], mean)
+        nearest = np.argsort(squares - np.eye(len(ids)), axis=1, kind="stable")[:, :count]
+        weights = np.zeros_like(squares)
+        np.put_along_axis(weights, nearest, 1 / count, axis=1)
+        return replaced(given.equally(ids), mixed(given.tensors, weights, squares))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.linear.combinations import terms_of
 from p2pfl.options import Options
 from p2pfl.registry import Table, options_decorator
 from p2pfl.tensors import Tensors, equal, fractions, weighted_sum, widened
@@ -111,7 +112,7 @@ class Rule(Options):
         Args:
             out: receives the result; may be among the contributions. Default: new tensors.
         """
-        terms = [(given.weights[j], tensors) for j, tensors in given.tensors.items()]
+        terms = terms_of([(given.weights[j], tensors) for j, tensors in given.tensors.items()])
         return weighted_sum(terms if step is None else [*terms, (1.0, step)], out)
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from p2pfl.aggregation.attackers import Expecting
 from p2pfl.aggregation.rule import Contributions, aggregation
-from p2pfl.aggregation.vectors import Floats, centered, pairwise
+from p2pfl.aggregation.vectors import centered, pairwise
+from p2pfl.linear.sums import Floats
 
 MOST_SUBSETS = 10_000
 """Subsets that a rule looks at."""

@@ -1,43 +1,43 @@
 """Contributions as vectors: norms, distances, and vectors that are moved toward others.
 
-The vector of a contribution is all of its floating-point tensors, one after the other. It is never built: squares, in
-the dtype of the tensors or float32, are summed in float64, part by part in the order of the names.
-
-A contribution that holds NaN or an infinity is *broken*: what this module returns leaves it out, unless all are.
-Entries at which all hold the same infinity, such as a mask, are equal, and break none.
+The vector of a contribution is all of its floating-point tensors, one after the other (`p2pfl/linear/`). What this
+module returns leaves out broken ones, which hold NaN or an infinity, unless all do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.aggregation.coordinates import Median
 from p2pfl.aggregation.rule import Contributions
-from p2pfl.tensors import Tensors, difference, flat_parts, is_finite, widened
-
-Floats = NDArray[np.float64]
-
+from p2pfl.linear.combinations import Span, derive, span_of
+from p2pfl.linear.sums import Floats, Summand, real, square, squared_distances, sums
+from p2pfl.tensors import Tensors, flat_parts, is_finite, widened
 
 # ---- distances -----------------------------------------------------------------------------------------------
 
 
 def norms(given: Contributions) -> tuple[Contributions, dict[PeerId, float]]:
-    """Return the contributions that are not broken, and the norm of each. Reads them one by one."""
+    """Return the contributions that are not broken, and the norm of each. Reads one tensor at a time."""
     other = next(iter(given.tensors.values())) if given.own is None else given.own
-    return _lengths(given, other, lambda rows: _squares(rows[1:]))
+    return _lengths(given, other, lambda _, x: square(x))
 
 
 def distances(given: Contributions, center: Tensors) -> tuple[Contributions, dict[PeerId, float]]:
-    """Return the contributions that are not broken, and the distance of each from a center. Reads them one by one."""
-    return _lengths(given, center, lambda rows: _squares(rows[1:] - rows[0]))
+    """Return the contributions that are not broken, and the distance of each from a center. Reads one tensor at a
+    time."""
+    if (found := span_of([center, *given.tensors.values()])) is not None:
+        span, weights = found
+        if np.isfinite(squares := span.squares(weights)[0, 1:]).all():
+            return given, dict(zip(given.tensors, np.sqrt(squares).tolist(), strict=True))
+    return _lengths(given, center, lambda start, x: square(x - start))
 
 
 def pairwise(given: Contributions) -> tuple[Contributions, Floats]:
@@ -48,16 +48,14 @@ def pairwise(given: Contributions) -> tuple[Contributions, Floats]:
     Returns:
         float64 [n, n], symmetric, in the order of the contributions returned.
     """
-    found, broken = _sums(
-        list(given.tensors.values()),
-        lambda rows: torch.cat([_squares(rows[i + 1 :] - row) for i, row in enumerate(rows)]),
-    )
-    n = len(given.tensors)
-    squares = np.zeros((n, n))
-    squares[np.triu_indices(n, 1)] = found
+    if (found := span_of(given.tensors.values())) is not None:
+        span, weights = found
+        if np.isfinite(squares := span.squares(weights)).all():
+            return given, squares
+    squares, broken = squared_distances(list(given.tensors.values()))
     kept = _without(given, broken)
     rows = [row for row, j in enumerate(given.tensors) if j in kept.tensors]
-    return kept, (squares + squares.T)[np.ix_(rows, rows)]
+    return kept, squares[np.ix_(rows, rows)]
 
 
 def centered(squares: Floats, weights: Floats) -> Floats:
@@ -89,69 +87,26 @@ def count_sketch(tensors: Tensors, size: int, seed: int) -> Tensor:
     for name in sorted(tensors):
         x = tensors[name]
         if x.is_floating_point() or x.is_complex():
-            for (part,) in flat_parts([widened(_real(x.cpu()))]):
+            for (part,) in flat_parts([widened(real(x.cpu()))]):
                 values = part.nan_to_num(0.0, 0.0, 0.0).numpy()
                 sums += np.bincount(draw.integers(2 * size, size=len(values)), values, 2 * size)
     return torch.from_numpy(sums[:size] - sums[size:]).float()
 
 
-def _squares(rows: Tensor) -> Tensor:
-    return rows.square().sum(1, dtype=torch.float64)
-
-
-def _lengths(
-    given: Contributions, center: Tensors, summand: Callable[[Tensor], Tensor]
-) -> tuple[Contributions, dict[PeerId, float]]:
-    """Return the contributions that are not broken, and the length of each: the root of a sum of squares [1].
+def _lengths(given: Contributions, center: Tensors, summand: Summand) -> tuple[Contributions, dict[PeerId, float]]:
+    """Return the contributions that are not broken, and the length of each: the root of a sum.
 
     Args:
-        summand: is given parts of two rows: ``center``, and a contribution.
+        summand: is given parts of ``center`` and of a contribution.
     """
-    found, broken = {}, []
-    for j, tensors in given.tensors.items():
-        squares, which = _sums([center, tensors], summand)
-        found[j] = math.sqrt(squares[0])
-        broken.append(which[1])
-    kept = _without(given, np.array(broken))
-    return kept, {j: found[j] for j in kept.tensors}
+    squares, broken = sums({j: (center, x) for j, x in given.tensors.items()}, summand)
+    kept = _without(given, [broken[j][1] for j in given.tensors])
+    return kept, {j: math.sqrt(squares[j]) for j in kept.tensors}
 
 
-def _sums(models: Sequence[Tensors], summand: Callable[[Tensor], Tensor]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Add up a function, float64 [m], of the rows [n, d] of all parts of n models; and say which are broken, [n].
-
-    Only the sums leave the device of the first model.
-    """
-    total, broken = torch.zeros((), dtype=torch.float64), torch.zeros(len(models), dtype=torch.bool)
-    for rows in _parts(models):
-        if not is_finite(rows):
-            rows, bad = _comparable(rows)
-            broken = broken.to(rows.device) | bad
-        total = total.to(rows.device) + summand(rows)
-    return np.atleast_1d(total.cpu().numpy()), broken.cpu().numpy()
-
-
-def _parts(models: Sequence[Tensors]) -> Iterator[Tensor]:
-    """Yield the entries of models in rows [n, d], part by part."""
-    for name, first in models[0].items():
-        if first.is_floating_point() or first.is_complex():
-            for part in flat_parts([widened(_real(model[name])).to(first.device) for model in models]):
-                yield torch.stack(part)
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _comparable(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows with 0 for what is not finite, and which rows hold such entries that the others do not."""
-    finite = rows.isfinite()
-    common = (rows == rows[0]).all(0) & ~finite[0]
-    return rows.masked_fill(~finite, 0.0), ~(finite | common).all(1)
-
-
-def _without(given: Contributions, broken: NDArray[np.bool_]) -> Contributions:
+def _without(given: Contributions, broken: Sequence[bool]) -> Contributions:
     """Return the contributions that are not broken, unless all are."""
-    if not broken.any() or broken.all():
+    if not any(broken) or all(broken):
         return given
     return given.only([j for j, bad in zip(given.tensors, broken, strict=True) if not bad])
 
@@ -171,41 +126,30 @@ def center_of(given: Contributions) -> Tensors:
     return own
 
 
-@dataclass(frozen=True, eq=False)
-class Derived(Mapping[str, Tensor]):
-    """Tensors that are computed at each access, so that one at a time is in memory. Integers stay as they are."""
-
-    base: Tensors
-    """With the names, and the dtypes of the results."""
-    compute: Callable[[str], Tensor]
-    """Returns the tensor of a name."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        original = self.base[name]
-        if not (original.is_floating_point() or original.is_complex()):
-            return original
-        return self.compute(name).to(original.dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.base)
-
-    def __len__(self) -> int:
-        return len(self.base)
+def toward(
+    tensors: Mapping[PeerId, Tensors], center: Tensors, factors: Mapping[PeerId, float]
+) -> dict[PeerId, Tensors]:
+    """Return c + factor · (x − c) of each, 0 ≤ factor ≤ 1; x itself for 1."""
+    shrunk = np.array([factors[j] for j in tensors])
+    if all(shrunk == 1.0):
+        return dict(tensors)
+    if (found := span_of([center, *tensors.values()])) is None:
+        return derive(tensors, Span(list(tensors.values()), center), np.diag(shrunk))
+    span, weights = found
+    return derive(tensors, span, weights[0] + shrunk[:, None] * (weights[1:] - weights[0]))
 
 
-def toward(center: Tensors, tensors: Tensors, factor: float) -> Tensors:
-    """Return c + factor · (x − c), 0 ≤ factor ≤ 1; x itself for 1."""
+def mixed(tensors: Mapping[PeerId, Tensors], weights: Floats, squares: Floats) -> dict[PeerId, Tensors]:
+    """Return Σ_j w_ij x_j for each i.
 
-    def moved(name: str) -> Tensor:
-        start = widened(center[name])
-        return start + factor * difference(tensors[name].to(start.device), start)
-
-    return tensors if factor == 1.0 else Derived(tensors, moved)
-
-
-def scaled(tensors: Tensors, factor: float) -> Tensors:
-    """Return factor · x, 0 ≤ factor ≤ 1; x itself for 1."""
-    return tensors if factor == 1.0 else Derived(tensors, lambda name: widened(tensors[name]) * factor)
+    Args:
+        weights: float64 [n, n]; each row sums to 1.
+        squares: the squared distances of the x_j, float64 [n, n].
+    """
+    if (found := span_of(tensors.values())) is None:
+        return derive(tensors, Span(list(tensors.values()), squares=squares), weights)
+    span, before = found
+    return derive(tensors, span, weights @ before)
 
 
 def replaced(given: Contributions, tensors: Mapping[PeerId, Tensors]) -> Contributions:

@@ -53,8 +53,6 @@ class Averaging(Algorithm[Participation]):
     """The part of a model that is sent and averaged, if the run file cannot choose it."""
     weighted: ClassVar[bool] = True
     """n_j is the number of training samples; otherwise 1."""
-    trained_models: ClassVar[int] = 1
-    """Models that are trained on each batch."""
 
     def setup(self) -> None:
         if self.share == "head":  # as if sent by a server

@@ -178,7 +178,7 @@ class CGA(Algorithm[Hyper]):
                 if j == self.me:
                     self.meter.add(terms, len(images))
 
-        self.train(steps=1, batch=self.hyper.batch, step=on_batch)
+        self.train(steps=1, batch=self.hyper.batch, step=on_batch, models=1 + len(models))
         return found
 
     def trainable(self) -> list[str]:

@@ -103,8 +103,6 @@ class FedAvgDec(Algorithm[Aggregation]):
     url = "https://arxiv.org/abs/2402.01863"
     Hyper: ClassVar[type[Aggregation]] = Hyper
     replies = True
-    trained_models: ClassVar[int] = 1
-    """Models that line 1 trains on each batch."""
     state: ClassVar[tuple[str, ...]] = ("model",)
 
     def setup(self) -> None:

@@ -173,4 +173,4 @@ def train_mutually(
 
         mutual_step(participants, students, x, minimize, supervised, factors, seeds, max_graphs, weighted)
 
-    peer.train(epochs=epochs, batch=peer.hyper.batch, step=step)
+    peer.train(epochs=epochs, batch=peer.hyper.batch, step=step, models=len(students))

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,7 +36,8 @@ class Trainer:
         gradient_state: what ``gradient`` keeps from batch to batch.
         captured: makes gradients from CUDA graphs; None: none are used.
         outcomes: counts of what was kept, and of what was skipped because it had diverged.
-        training_seconds: time spent in ``train``.
+        training_seconds: time spent in ``train``, by ``now``.
+        trained_samples: how often a network was trained on a sample or one of its views; for a simulated clock.
         before_training: called when ``train`` begins; if it returns False, nothing is trained.
         after_batch: called after each batch; may raise to stop training.
         loss_name: the loss on the labels, of the table LOSSES.
@@ -49,6 +50,8 @@ class Trainer:
     views: int = 1
     loss_name: str = DEFAULT
     drop_last: bool = False
+    trained_models: ClassVar[int] = 1
+    """Networks that ``train`` trains on each batch, unless told otherwise."""
     norm_statistics: str = "local"
     shared_norm_statistics: str = "averaged"
 
@@ -62,7 +65,9 @@ class Trainer:
         self.captured: CapturedGradients | None = None
         self.outcomes = Outcomes()
         self._starts: dict[tuple[nn.Module, str], InitialValues] = {}
+        self.now: Callable[[], float] = perf_counter
         self.training_seconds = 0.0
+        self.trained_samples = 0
         self.before_training: Callable[[], bool] = lambda: True
         self.after_batch: Callable[[], None] = lambda: None
 
@@ -87,21 +92,25 @@ class Trainer:
         batch: int,
         step: Callable[[Tensor, Tensor], None] | None = None,
         order: str = "batches",
+        models: int | None = None,
     ) -> None:
         """Train for a number of epochs over the local samples, or of steps.
 
         Args:
             step: processes a batch of inputs and labels; default ``self.step``. For algorithms that train in phases.
             order: name of the stream that shuffles the samples.
+            models: networks that each batch trains; default: ``trained_models``.
         """
         if not self.before_training():
             return
-        began = perf_counter()
+        began = self.now()
+        passes = self.views * (self.trained_models if models is None else models)
         with self.training():
             for images, labels in self._batches(epochs, steps, batch, self.streams.numpy(order)):
                 (step or self.step)(images, labels)
+                self.trained_samples += passes * len(labels)
                 self.after_batch()
-        self.training_seconds += perf_counter() - began
+        self.training_seconds += self.now() - began
 
     def train_or_roll_back(self, *, epochs: int, batch: int, beside: Sequence[nn.Module] = ()) -> Tensors:
         """Train; if the model has then diverged, restore model and optimizer as they were before.

@@ -79,6 +79,10 @@ class WaitPolicy:
         """Record the duration of a round, less the time spent waiting for neighbors that did not send."""
         self._recent.append(seconds)
 
+    def after(self, when: float, seconds: float) -> float:
+        """Return when ``seconds`` have passed for this peer since ``when``, on the event loop's clock."""
+        return when + seconds
+
     @property
     def seconds(self) -> float:
         """The duration of a wait that begins now."""

@@ -239,6 +239,7 @@ class Endpoint:
         """
         if not (receivers := tuple(to)):
             return None
+        await self.waits.clock.settle()
         clock = asyncio.get_running_loop().time
         began = clock()
         copy = None

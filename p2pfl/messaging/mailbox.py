@@ -151,7 +151,7 @@ class Mailbox:
             self._settle(wait, sender)
         if wait.complete and self.failure is None:
             return 0.0
-        deadline = Deadline(asyncio.get_running_loop().time() + policy.seconds * deadline_factor)
+        deadline = Deadline(policy.after(asyncio.get_running_loop().time(), policy.seconds * deadline_factor))
         self._waits.append(wait)
         self._note_awaited()
         self.on_block()
@@ -159,7 +159,7 @@ class Mailbox:
             if self.failure is None and not await deadline.allows(wait.ended.wait()):
                 wait.deadline_passed = True
                 if not wait.complete:
-                    deadline.at += policy.give_up
+                    deadline.at = policy.after(deadline.at, policy.give_up)
                     await deadline.allows(wait.ended.wait())
         finally:
             self._waits.remove(wait)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
 from p2pfl import PeerId
+from p2pfl.messaging.clock import Clock
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.mailbox import Mailbox
 
@@ -27,6 +28,8 @@ class Waits:
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]],
     ) -> None:
         self.policy = policy
+        self.clock = Clock()
+        """What the peer has computed is over before it waits."""
         self._mailbox = mailbox
         self._idle = idle
         self._waiting = 0  # waits in progress, in several tasks of the method
@@ -43,6 +46,7 @@ class Waits:
         self, kind: str, senders: Iterable[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> None:
         """Return when a message of each sender has arrived, or will not. Releases the compute slot meanwhile."""
+        await self.clock.settle()
         keys = {sender: (t, kind, sender) for sender in senders}
         if all(key in self._mailbox for key in keys.values()):
             if self._mailbox.keeps:  # what has arrived is to count, and other peers of this host are to compute too

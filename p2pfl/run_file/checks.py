@@ -22,6 +22,7 @@ from p2pfl.options import Loc, OptionProblem, Options, unknown
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.schema import RunFile
+from p2pfl.run_file.time import TimeError
 
 
 def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator[OptionProblem]:
@@ -40,6 +41,11 @@ def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator
     transport = file.transport
     for key, text in addresses.problems(file.peers, transport.port, transport.address, transport.hosts):
         yield OptionProblem(("transport", *key), text)
+    if file.time is not None:
+        try:
+            file.time.check(file.peers, file.seed)
+        except TimeError as error:
+            yield OptionProblem(("time", *error.key), str(error))
 
 
 def has_loss_of_its_own(method: type[Algorithm[Any]]) -> bool:

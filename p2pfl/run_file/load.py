@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -287,6 +288,8 @@ def _section(path: Loc) -> Any:
     for part in path[:-1]:
         if isinstance(part, str):
             section = section.model_fields[part].annotation
+            if isinstance(section, UnionType):  # optional
+                section, _ = get_args(section)
         else:  # an item of a list
             section, *_ = get_args(section)
     return section

@@ -106,14 +106,23 @@ class Run:
         Returns:
             Their paths below ``folder``, and their contents.
         """
-        files = ((folder / FILES / path.name, self._read(path)) for path in self.partition.files().values())
+        files = [
+            (folder / FILES / path.name, self._read(path, "data.partition"))
+            for path in self.partition.files().values()
+        ]
+        for key, path in self._files_of_time.items():
+            files.append((folder / _copy_of(key), self._read(path, ".".join(("time", *key)))))
         return [*copy(self.plugins, folder), *files]
 
-    def _read(self, path: Path) -> bytes:
+    @property
+    def _files_of_time(self) -> Mapping[tuple[str, str], Path]:
+        return self.file.time.files() if self.file.time is not None else {}
+
+    def _read(self, path: Path, key: str) -> bytes:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise self.error_at("data.partition", DataError(f"{path}: unreadable: {error.strerror}")) from None
+            raise self.error_at(key, DataError(f"{path}: unreadable: {error.strerror}")) from None
 
     def resolved(self, *, portable: bool = False) -> dict[str, Any]:
         """The run as plain values with every default filled in; loading it gives an equal run.
@@ -139,9 +148,11 @@ class Run:
         data["partition"] = section(file.data.partition, self.partition)
         for key, path in self.partition.files().items():
             data["partition"][key] = (
-                hashlib.sha256(self._read(path)).hexdigest() if portable else f"{FILES}/{path.name}"
+                hashlib.sha256(self._read(path, "data.partition")).hexdigest() if portable else f"{FILES}/{path.name}"
             )
         data["augment"] = section(file.data.augment, self.augmentation)
+        for part, key in self._files_of_time:
+            plain["time"][part][key] = str(_copy_of((part, key)))
         if file.synchrony.bound is not None:
             plain["synchrony"] = file.synchrony.short
         if self.codecs:
@@ -164,7 +175,7 @@ class Run:
         plain = self.resolved(portable=True)
         del plain["plugins"]
         local = (
-            *("name", "out", "transport", "chaos", "slots", "gpu", "device", "eval_every", "metrics"),
+            *("name", "out", "transport", "chaos", "time", "slots", "gpu", "device", "eval_every", "metrics"),
             *("checkpoint_every", "checkpoint_copies", "track", "report"),
         )
         for key in local:
@@ -178,3 +189,8 @@ class Run:
         settings = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
         more = {} if frozen is None else {config_hash.FROZEN: frozen}
         return config_hash.join(settings, {plugin.name: plugin.sha256 for plugin in self.plugins} | more)
+
+
+def _copy_of(key: tuple[str, str]) -> Path:
+    """Return where a run folder keeps the copy of a file that the section ``time`` names."""
+    return Path(FILES, f"time-{'-'.join(key)}.csv")

@@ -33,6 +33,7 @@ from p2pfl.paths import ExpandedPath, LocalPath, Storage, base_of
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
 from p2pfl.run_file.faults import Chaos
+from p2pfl.run_file.time import Time
 
 DEFAULT = "tiny4"
 """The models of a run file that names none."""
@@ -388,6 +389,8 @@ class RunFile(Section):
     transport: Transport = Transport()
     chaos: Chaos = Chaos()
     """Injected faults."""
+    time: Time | None = None
+    """How long computing and messages take in `p2pfl simulate --clock`; default: see docs/guide/seconds.md."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu: Gpu = Gpu()
     threads: PositiveInt = 1

@@ -372,9 +372,9 @@ class RunFolder:
     @property
     def info(self) -> dict[str, Any]:
         """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host,
-        ``settings`` and their hash, ``simulated``, the number of ``jobs``, and how peers ``log``; in a collection
-        also ``collected``: its ``sources``, the time of the last collection (``at``), and whether it has
-        ``checkpoints``."""
+        ``settings`` and their hash, ``simulated``, ``clock`` if that is simulated too, the number of ``jobs``, and
+        how peers ``log``; in a collection also ``collected``: its ``sources``, the time of the last collection
+        (``at``), and whether it has ``checkpoints``."""
         found = read_json(self.root / "run.json")
         if found is None:
             raise RunFolderError(f"{self.root}: run.json is missing")

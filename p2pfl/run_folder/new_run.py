@@ -24,12 +24,14 @@ def create(
     *,
     launcher_pid: int | None = None,
     simulated: bool = False,
+    clock: bool = False,
     here: bool = True,
 ) -> RunFolder:
     """Create the folder of a run.
 
     Args:
         root: new or empty; by default a new folder in the run file's ``out``.
+        clock: its seconds are those of a simulated clock.
         here: peers will run in it, which need locks.
 
     Raises:
@@ -39,7 +41,8 @@ def create(
     if here:
         require_locks(root or run.file.out)
     folder = RunFolder.create(root or create_unique(run, now), range(run.peers))
-    folder.write_info({**describe_run(run, secrets.token_hex(8), now, launcher_pid), "simulated": simulated})
+    info = {**describe_run(run, secrets.token_hex(8), now, launcher_pid), "simulated": simulated}
+    folder.write_info({**info, "clock": "simulated"} if clock else info)
     write_run(folder, run)
     return folder
 

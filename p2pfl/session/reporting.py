@@ -39,6 +39,8 @@ class StatusFile:
     Args:
         peers: number of peers of the run.
         queues: returns how many messages are unread and undelivered. Asked only when something else has changed.
+        live: phases last as long as they seem to. Otherwise, time is simulated: no phase has a beginning that others
+            could compare with their clocks, and ``keep_current`` does nothing.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class StatusFile:
         folder: PeerFolder | None,
         peers: int = 1,
         queues: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        live: bool = True,
     ) -> None:
         self.status = status
         self._queues = queues
         self._folder = folder
+        self._live = live
         self._every = max(STATUS_EVERY, min(peers / STATUS_UPDATES, LONGEST))
         self._totals = Totals()
         self._counted = -1
@@ -71,7 +75,7 @@ class StatusFile:
     ) -> None:
         """Update the status for a new phase, and write it if an update is due or the phase is final."""
         self.status.phase = phase
-        self.status.since = round(monotonic(), 2)
+        self.status.since = round(monotonic(), 2) if self._live else 0.0
         self.status.t = t
         self.status.rounds_done = rounds_done
         if (personal := evaluations.personal) is not None:
@@ -107,7 +111,7 @@ class StatusFile:
 
     async def keep_current(self) -> None:
         """Write updates that were not due when they happened, for as long as the event loop runs."""
-        while self._folder is not None:
+        while self._live and self._folder is not None:
             await self._stale.wait()  # an idle peer does not wake up
             await asyncio.sleep(self._checked_at + self._every - perf_counter())
             self.write()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
 from p2pfl import PeerId
-from p2pfl.errors import CheckpointError
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.errors import CheckpointError, P2pflError, PluginError
 from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.plugins.loading import definition
 from p2pfl.run_folder.files import sync
 from p2pfl.run_folder.folder import PeerFolder
 from p2pfl.session import checkpoint
@@ -171,6 +173,17 @@ def _segments(journal: dict[str, Any]) -> dict[int, int]:
             segment, at = place
             found[segment] = max(found.get(segment, 0), at + size)
     return found
+
+
+def unstorable(
+    error: checkpoint.Unstorable, state: Mapping[str, Any], algorithm: Algorithm[Any], rounds_done: int
+) -> P2pflError:
+    """Return the error that names the attribute of a method, and its line, that no checkpoint can hold."""
+    places = (error.place(value, f"self.{name}") for name, value in state.items())
+    place = next(filter(None, places), "the state")
+    defined = definition(type(algorithm).round if rounds_done else type(algorithm).setup)
+    text = f"{place} is {error}"
+    return PluginError(*defined, text) if defined else P2pflError(text)
 
 
 def load(

@@ -11,19 +11,21 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from time import perf_counter
+from typing import Any
 
 import torch
 
 from p2pfl import PeerId
-from p2pfl.errors import P2pflError, PluginError, error_text
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.errors import PluginError, error_text
 from p2pfl.learning.cuda_graph import CapturedGradients
+from p2pfl.messaging.clock import Clock
 from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
 from p2pfl.messaging.neighborhood import Neighborhood
-from p2pfl.plugins.loading import definition, naming_lines
+from p2pfl.plugins.loading import naming_lines
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults
 from p2pfl.run_file.run import Run
@@ -40,7 +42,7 @@ from p2pfl.session.order import make_mailbox
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
-from p2pfl.session.saving import Saver, load
+from p2pfl.session.saving import Saver, load, unstorable
 from p2pfl.session.screening import net_of
 from p2pfl.session.training_errors import naming_batches
 from p2pfl.tensors import digest
@@ -65,6 +67,8 @@ class Runtime:
         alone: the process runs no other peer; what it costs is this peer's.
         on_round: called after each round with the peer and the round.
         store: holds what was sent until no neighbor can ask for it; default: memory.
+        clock: returns the clock of a peer with this algorithm and meter of costs; default: real time. If it is
+            simulated, the peer writes no checkpoints: threads would write them, and lack what is in transit.
     """
 
     device: torch.device = torch.device("cpu")
@@ -74,6 +78,7 @@ class Runtime:
     alone: bool = False
     on_round: Callable[[PeerId, int], None] = lambda peer, t: None
     store: BodyStore | None = None
+    clock: Callable[[Algorithm[Any], CostMeter], Clock] = lambda algorithm, meter: Clock()
 
 
 class Session:
@@ -98,18 +103,17 @@ class Session:
         runtime: Runtime = Runtime(),
     ) -> None:
         self.settings = run.file
-        self.me = me
-        self.run_id = run_id
-        self.folder = folder
-        self.log = runtime.log
-        meter = CostMeter(alone=runtime.alone, device=runtime.device, peers=run.peers)
-        self.slot = HeldSlot(runtime.slot, meter)
-        self.on_round = runtime.on_round
+        self.me, self.run_id, self.folder = me, run_id, folder
+        self.log, self.on_round = runtime.log, runtime.on_round
         self.faults = Faults()
         """Fault injector."""
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, runtime.device, self.streams)
         self.algorithm.after_batch = self._after_batch
+        meter = CostMeter(alone=runtime.alone, device=runtime.device, peers=run.peers)
+        self.clock = runtime.clock(self.algorithm, meter)
+        self.algorithm.now = self.clock.now
+        self.slot = HeldSlot(runtime.slot, meter, self.clock.now)
         if run.file.gpu.cuda_graphs and runtime.device.type == "cuda" and not has_models_of_users(run):
             self.algorithm.captured = CapturedGradients(self.log)
         layouts = layouts_of(self.algorithm)
@@ -124,10 +128,10 @@ class Session:
             make_pipeline(run, place, layouts, self.streams, self.algorithm),
             make_mailbox(place.neighbors, run.file.synchrony.bound, folder, self.log),
         )
-        self.endpoint.outcomes = self.algorithm.outcomes
+        self.endpoint.outcomes, self.endpoint.waits.clock = self.algorithm.outcomes, self.clock
         self.totals = Totals()
         self.status = Status(me, os.getpid(), tested_on=asdict(self.algorithm.data.tested_on))
-        self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
+        self.status_file = StatusFile(self.status, folder, run.peers, self._queues, live=not self.clock.simulated)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()
         self._recorded = -1
@@ -136,10 +140,11 @@ class Session:
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         every, url = self.settings.checkpoint_every, self.settings.checkpoint_copies
-        self._copies = None if folder is None or url is None else CheckpointCopies(url, run_id, folder, self.log)
-        self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log, self._copies)
+        kept_in = None if self.clock.simulated else folder
+        self._copies = None if kept_in is None or url is None else CheckpointCopies(url, run_id, kept_in, self.log)
+        self.saver = None if kept_in is None else Saver(kept_in, self.endpoint, every, me, self.log, self._copies)
         self._resumed = False
-        self._began = perf_counter()
+        self._began = self.clock.now()
         self._elapsed_before = 0.0
         """Seconds that earlier processes of this peer have taken."""
 
@@ -151,7 +156,7 @@ class Session:
         Raises:
             Stopped: on request; the last state that was kept is on disk.
         """
-        status_updates = asyncio.create_task(self._status_file.keep_current())
+        status_updates = asyncio.create_task(self.status_file.keep_current())
         try:
             with self._located_errors():
                 return await self._run_rounds()
@@ -186,7 +191,7 @@ class Session:
             if not self._resumed:
                 self.resume()
             log_assumed(self.log, self.algorithm.aggregation.rule, self.endpoint.neighborhood, self.rounds_done)
-            self._began = perf_counter()
+            self._began = self.clock.now()
             self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)
             self._take_snapshot()
@@ -238,7 +243,7 @@ class Session:
         return True
 
     async def _round(self, t: int) -> None:
-        began = perf_counter()
+        began = self.clock.now()
         self.slot.queued = 0.0
         self._enter("queued", t)
         await self.slot.acquire()
@@ -250,15 +255,17 @@ class Session:
         sources = len(net.sources)
         self.algorithm.aggregation.t = t
         await self.algorithm.round(t, net)
+        await self.clock.settle()
         receivers = len(net.receivers) if self.endpoint.knows_receivers else None
         self.endpoint.finish(t)
         last = t + 1 == self.settings.rounds or self.algorithm.finished
-        evaluating = perf_counter()
+        evaluating = self.clock.now()
         due = last or (t + 1) % self.settings.eval_every == 0
         if due:
             self._enter("evaluating", t)
             self._evaluate()
-        now = perf_counter()
+            await self.clock.settle()
+        now = self.clock.now()
         record = RoundRecord(
             peer=self.me,
             t=t,
@@ -313,6 +320,7 @@ class Session:
             whole=self.settings.global_test,
             metrics=self.settings.metrics,
         )
+        self.clock.evaluated()
 
     @asynccontextmanager
     async def _idle(self, waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
@@ -326,7 +334,7 @@ class Session:
         self._enter("training", self.status.t)
 
     def _enter(self, phase: Phase, t: int, waits_for: Callable[[], list[PeerId]] = list) -> None:
-        self._status_file.enter(phase, t, self.rounds_done, self.evaluations, self.totals, waits_for)
+        self.status_file.enter(phase, t, self.rounds_done, self.evaluations, self.totals, waits_for)
 
     def _queues(self) -> tuple[int, int]:
         return self.endpoint.mailbox.unread, self.endpoint.link.undelivered()
@@ -362,7 +370,7 @@ class Session:
 
     def _after_batch(self) -> None:
         self.faults.batch()
-        self._status_file.write()
+        self.status_file.write()
         if self.stopping:
             raise Stopped
 
@@ -390,11 +398,7 @@ class Session:
                 }
             )
         except checkpoint.Unstorable as error:
-            places = (error.place(value, f"self.{name}") for name, value in state.items())
-            place = next(filter(None, places), "the state")
-            defined = definition(type(self.algorithm).round if self.rounds_done else type(self.algorithm).setup)
-            text = f"{place} is {error}"
-            raise (PluginError(*defined, text) if defined else P2pflError(text)) from None
+            raise unstorable(error, state, self.algorithm, self.rounds_done) from None
 
     def resume(self) -> None:
         """Restore the last usable checkpoint, if there is one.
@@ -409,7 +413,7 @@ class Session:
         if last is not None:
             self.status.resumes = last.resumes_at_start()
         self.status.starts = 1 + (last.starts if last is not None and type(last.starts) is int else 0)
-        saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
+        saved = None if self.saver is None else load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0, self.log)
             return

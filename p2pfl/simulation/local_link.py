@@ -32,6 +32,8 @@ class LocalHub:
         self.endpoints: dict[PeerId, Endpoint] = {}
         self.finished: set[PeerId] = set()
         self.memo: dict[str, Tensors] = {}
+        self.failure: Exception | None = None
+        """What ``fail`` was called with."""
         self._looking = False
         self._active: PeerId | None = None
         """A peer that could continue at the last check: with many peers, most checks look at this one only."""
@@ -41,6 +43,9 @@ class LocalHub:
         endpoint.link = LocalLink(endpoint.me, self)
         endpoint.mailbox.on_block = self.check
         endpoint.memo = self.memo
+
+    def start(self) -> None:
+        """Begin to deliver, once all endpoints have joined; in the event loop."""
 
     def deliver(self, sender: PeerId, entry: JournalEntry, to: Iterable[PeerId]) -> None:
         """Have receivers decode an entry as if it came over a network, each with a body that it may modify."""
@@ -113,6 +118,7 @@ class LocalHub:
 
     def fail(self, error: Exception) -> None:
         """End the waits of this process's peers with an error."""
+        self.failure = error
         for peer in self.local:
             self.endpoints[peer].mailbox.fail(error)
 

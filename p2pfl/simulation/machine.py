@@ -197,7 +197,7 @@ def _seconds_of_batch(algorithm: Algorithm[Any]) -> float:
     finally:
         algorithm.after_batch = lambda: None
     # ``dry_round`` counts each trained model, so that a given ``training_seconds`` is of one.
-    return _median_step(began[WARM_UP - 1 :]) / getattr(algorithm, "trained_models", 1)
+    return _median_step(began[WARM_UP - 1 :]) / algorithm.trained_models
 
 
 def _median_step(times: list[float]) -> float:

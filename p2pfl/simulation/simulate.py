@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,18 +32,23 @@ from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.gpus import NO_GPU
 from p2pfl.session.session import Runtime, Session
+from p2pfl.simulation.clock_hub import ClockHub
 from p2pfl.simulation.forked import ForkedHub, failure_of, run_forked
 from p2pfl.simulation.local_link import LocalHub
 from p2pfl.simulation.replaying_hub import ReplayingHub
+from p2pfl.simulation.simulated_time import SimulatedTime
 
 T = TypeVar("T")
+OnRound = Callable[[PeerId, int], None]
 
 
 def simulate(
     run: Run,
     folder: RunFolder | None = None,
-    on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+    on_round: OnRound = lambda peer, t: None,
     jobs: int = 1,
+    *,
+    clock: bool = False,
 ) -> list[Result]:
     """Run all peers to the end, on the CPU unless the run file says ``device: cuda``.
 
@@ -52,6 +58,8 @@ def simulate(
         on_round: called after each round with the peer and the round.
         jobs: number of processes that share the peers. More than one needs a folder, and a calling process without
             other threads. Results are bit-identical.
+        clock: in the order of a simulated clock, by the run file's section ``time``. It needs one process, and no
+            checkpoint is read or written.
 
     Returns:
         Results by peer id.
@@ -64,19 +72,36 @@ def simulate(
         Exception: what the first peer to fail raised.
     """
     jobs = min(jobs, run.peers)
-    _check_order(run, folder)
+    if not clock:  # which gives messages an order
+        _check_order(run, folder)
     device = simulation_device(run, jobs)
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
+    if jobs > 1 and clock:
+        raise ValueError("a simulated clock is the clock of one process")
     torch.set_num_threads(1 if jobs > 1 else run.file.threads)
     with children_of_plugins(kill=False):
         data = load_data(run, folder.root if folder else None, record=True)
     sessions: list[Session] = []
+    logs: dict[PeerId, logging.Logger] = {}
+    time = SimulatedTime(run, data) if clock else None
+
+    def after_round(peer: PeerId, t: int) -> None:
+        on_round(peer, t)
+        if clock:
+            for session in sessions:
+                session.status_file.write()  # nothing else does if a peer waits for long
+
     frozen: set[str | None] = set()
     with ExitStack() as files, _limit_of_files(folder, run.peers), deterministic(strictly=device.type == "cpu"):
-        hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
+        hub: LocalHub
+        if time is not None:
+            files.callback(time.loop.close)
+            hub = ClockHub(time, run.file.transport, logs)
+        else:
+            hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
         for me in range(run.peers):
-            peer_folder, store = folder.peer(me) if folder else None, None
+            peer_folder = folder.peer(me) if folder else None
             settings = LogSettings.of(folder.info, me) if folder else None
             log = peer_logger(me, peer_folder.log if peer_folder else None, settings=settings)
             files.callback(close_logger, log)
@@ -84,9 +109,13 @@ def simulate(
                 raise RunFolderError(f"{folder.root}: already running; stop it with `p2pfl stop {folder.root}`")
             if peer_folder is not None:
                 peer_folder.sweep()
-                store = files.enter_context(closing(FileStore(peer_folder.journal)))
             run_id = folder.info["id"] if folder else "0" * 16
-            runtime = Runtime(device, log=log, on_round=on_round, store=store)
+            runtime = Runtime(device, log=log, on_round=after_round)
+            if time is not None:
+                runtime = replace(runtime, wait_policy=time.wait_policy(me), clock=time.clock)
+            elif peer_folder is not None:
+                runtime = replace(runtime, store=files.enter_context(closing(FileStore(peer_folder.journal))))
+            logs[me] = log
             session = Session(run, me, run_id, data, peer_folder, runtime)
             frozen.add(frozen_digest(session.algorithm))
             hub.join(session.endpoint)
@@ -105,8 +134,9 @@ def simulate(
         if isinstance(hub, ForkedHub):
             results = run_forked(sessions, hub, run.file.threads)
         else:
-            with children_of_plugins(kill=False):
-                results = asyncio.run(_in_turns(sessions, hub))
+            loop = asyncio.new_event_loop if time is None else lambda: time.loop
+            with children_of_plugins(kill=False), asyncio.Runner(loop_factory=loop) as runner:
+                results = runner.run(_in_turns(sessions, hub))
         for session in sessions:
             session.endpoint.journal.clear()  # no peer needs the last messages
     return results
@@ -117,7 +147,7 @@ def _check_order(run: Run, folder: RunFolder | None) -> None:
     if run.file.synchrony.bound is None:
         return
     if folder is None or not all(order_of(folder.peer(peer)).exists() for peer in range(run.peers)):
-        text = "messages have an order over sockets only: use `p2pfl launch`, or `p2pfl simulate --replay RUN`"
+        text = "nothing orders messages here: use `p2pfl launch`, or `p2pfl simulate` with --clock or --replay RUN"
         raise run.error_at("synchrony", P2pflError(text))
 
 
@@ -164,11 +194,14 @@ async def _in_turns(sessions: Sequence[Session], hub: LocalHub) -> list[Result]:
         finally:
             hub.finish(session.me)
 
+    hub.start()
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run_peer(session)) for session in sessions]
     except BaseExceptionGroup:
         raise failures[0] from None  # the others failed as a consequence
+    if hub.failure is not None:  # which no peer has waited for
+        raise hub.failure
     return [task.result() for task in tasks]
 
 

@@ -15,12 +15,12 @@ from unittest.mock import patch
 
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
-from p2pfl.messaging import edge, schema
+from p2pfl.messaging import clock, edge, schema
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder import files
 from p2pfl.run_folder.folder import Result
-from p2pfl.session import checkpoint, compute_slot, cost, metrics, order, reporting, saving, session
+from p2pfl.session import checkpoint, cost, metrics, order, reporting, saving, session
 from peers import link_context
 from tests.simulation import disk as disks
 from tests.simulation.algorithm import DigestAlgorithm
@@ -89,7 +89,7 @@ def _simulated() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, value in (
             (session, "make_algorithm", method),
-            *((module, "perf_counter", now) for module in (session, saving, compute_slot, reporting)),
+            *((module, "perf_counter", now) for module in (clock, saving, reporting)),
             *((cost, name, now) for name in ("perf_counter", "process_time")),
             (reporting, "STATUS_EVERY", FOREVER),
             (edge, "BY_VALUE", 0),

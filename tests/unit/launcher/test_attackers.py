@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.comparison.curves import curve
+from launcher.comparison.curves import curves
 from launcher.comparison.groups import ComparedRun
 from launcher.comparison.lines import lines
 from launcher.facts.runs import find_runs
@@ -169,7 +169,7 @@ def test_the_live_view_marks_attackers(attacked: RunFolder) -> None:
 def test_curves_and_comparisons_are_of_honest_peers(
     attacked: RunFolder, make_folder: MakeFolder, invoke: Invoke
 ) -> None:
-    assert [point.accuracy for point in curve(attacked, masked=False)] == [pytest.approx(0.8)] * 2
+    assert [point.accuracy for point in curves(attacked, masked=False).rounds] == [pytest.approx(0.8)] * 2
     (line,) = lines([ComparedRun.of(attacked, None)])
     assert line.accuracy is not None
     assert line.accuracy.mean == pytest.approx(0.8)

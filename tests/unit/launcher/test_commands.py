@@ -387,7 +387,8 @@ def test_a_stopped_simulation_suggests_to_resume_it(
     make_folder: MakeFolder, file: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(results={0: {"phase": "stopped"}, 1: {"phase": "stopped"}})
-    monkeypatch.setattr("launcher.backends.simulation.simulate", lambda *arguments: (folder, summarize(folder)))
+    stopped = folder, summarize(folder)
+    monkeypatch.setattr("launcher.backends.simulation.simulate", lambda *arguments, clock: stopped)
     outcome = invoke("simulate", file)
     assert outcome.exit_code == 1
     assert outcome.stderr == f"peers 0-1: stopped\nresume from the checkpoints with: p2pfl resume {folder.root}\n"

@@ -67,6 +67,26 @@ def test_seeds_of_plain_runs_are_grouped(runs: list[Path], invoke: Invoke) -> No
     assert "differ in" not in text  # but in the method, which has a column
 
 
+def test_seconds_to_an_accuracy_are_counted(runs: list[Path], invoke: Invoke) -> None:
+    outcome = invoke("compare", *runs, "--seconds-to", "60%", "--columns", "seconds")
+    head, local, mapl, *_ = map(words, outcome.stdout.splitlines())
+    assert head == "algorithm seconds to 60.0 %"
+    assert (local, mapl) == ("local 2.0 ± 0.0 (2 of 3)", "mapl 2.0 ± 0.0")
+    plain = json.loads(invoke("compare", *runs, "--seconds-to", "60%", "--json").stdout)
+    assert plain["comparison"]["seconds_target"] == 0.6
+    assert plain["groups"][1]["seconds_to_target"]["mean"] == 2.0
+
+
+def test_runs_on_a_simulated_clock_are_a_group_of_their_own(runs: list[Path], invoke: Invoke) -> None:
+    for root in runs[:3]:
+        info = json.loads((root / "run.json").read_text())
+        (root / "run.json").write_text(json.dumps({**info, "clock": "simulated"}))
+        plain = yaml.safe_load((root / "run.yaml").read_text())
+        (root / "run.yaml").write_text(yaml.safe_dump({**plain, "algorithm": {"name": "mapl"}}))
+    names = [line["name"] for line in json.loads(invoke("compare", *runs, "--json").stdout)["groups"]]
+    assert names == ["clock=simulated", "clock=real"]
+
+
 def test_notes_name_the_keys_that_differ_and_the_groups(runs: list[Path], invoke: Invoke) -> None:
     for root in runs:
         plain = yaml.safe_load((root / "run.yaml").read_text())

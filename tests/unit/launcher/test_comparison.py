@@ -182,26 +182,38 @@ RECORDS = [
 def test_a_curve_has_the_last_accuracies_the_bytes_and_the_slowest_peers_time(make_folder: MakeFolder) -> None:
     folder = make_folder()
     write_records(folder, RECORDS)
-    points = curves.curve(folder, masked=False)
+    found = curves.curves(folder, masked=False)
+    points = found.rounds
     assert [(p.rounds, p.bytes_sent, p.seconds) for p in points] == [(1, 200, 2.0), (2, 400, 5.0), (3, 600, 7.0)]
     assert [p.accuracy for p in points] == pytest.approx([0.2, 0.25, 0.6])
     assert curves.at_bytes(points, 599) == pytest.approx(0.25)
-    assert curves.at_seconds(points, 7.0) == pytest.approx(0.6)
-    assert curves.at_seconds(points, 1.9) is None
     assert (curves.rounds_to(points, 0.25), curves.rounds_to(points, 0.61)) == (2, None)
-    assert curves.curve(folder, masked=True)[0].accuracy == 1.0
+    assert curves.curves(folder, masked=True).rounds[0].accuracy == 1.0
+
+
+def test_a_curve_over_time_takes_each_evaluation_when_it_was_made(make_folder: MakeFolder) -> None:
+    """Peer 0 is in a later round than peer 1: at 3 s its third evaluation counts, with the first one of peer 1."""
+    folder = make_folder()
+    write_records(folder, RECORDS)
+    times = curves.curves(folder, masked=False).times
+    assert [seconds for seconds, _ in times] == [2.0, 3.0, 5.0, 7.0]
+    assert [accuracy for _, accuracy in times] == pytest.approx([0.2, 0.4, 0.45, 0.6])
+    assert curves.at_seconds(times, 7.0) == pytest.approx(0.6)
+    assert curves.at_seconds(times, 4.9) == pytest.approx(0.4)
+    assert curves.at_seconds(times, 1.9) is None
+    assert (curves.seconds_to(times, 0.4), curves.seconds_to(times, 0.61)) == (3.0, None)
 
 
 def test_recorded_seconds_since_the_start_count_before_sums(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=1)
     write_records(folder, [record(0, 0, 0.1, 1.0, elapsed=10.0), record(0, 1, 0.2, 1.0, elapsed=30.0)])
-    assert [p.seconds for p in curves.curve(folder, masked=False)] == [10.0, 30.0]
+    assert [p.seconds for p in curves.curves(folder, masked=False).rounds] == [10.0, 30.0]
 
 
 def test_a_record_without_its_round_is_left_out(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=1)
     write_records(folder, [{"peer": 0}, record(0, 1, 0.2, 1.0)])
-    assert [p.rounds for p in curves.curve(folder, masked=False)] == [2]
+    assert [p.rounds for p in curves.curves(folder, masked=False).rounds] == [2]
 
 
 # ---- formats -----------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import yaml
 from p2pfl.errors import RunFileError
 from p2pfl.graphs import GRAPHS, Graph
 from p2pfl.models import groups
-from p2pfl.options import notes
+from p2pfl.options import Section, notes
 from p2pfl.run_file.load import load
+from p2pfl.run_file.time import Availability, Devices, Network, Time
 from tests import generated_docs
 
 PROJECT = Path(__file__).parents[3]
@@ -123,6 +124,21 @@ def test_examples_of_graphs_load(line: str, tmp_path: Path) -> None:
 def test_every_graph_has_an_example() -> None:
     graphs = [yaml.safe_load(line)["graph"] for line in EXAMPLES]
     assert {graph if isinstance(graph, str) else graph["name"] for graph in graphs} == set(GRAPHS)
+
+
+# ---- the simulated clock -----------------------------------------------------------------------------------
+
+
+def test_page_of_seconds_lists_every_key_and_its_example_loads(tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "guide" / "seconds.md").read_text(encoding="utf-8")
+    sections: dict[str, type[Section]] = {"devices": Devices, "network": Network, "availability": Availability}
+    keys = {f"{name}.{key}" for name, section in sections.items() for key in section.model_fields}
+    listed = {cells[0].strip("`") for cells in rows(page) if cells[0].startswith("`")}
+    assert listed == keys | set(Time.model_fields) - set(sections)
+    (text,) = blocks(README, "yaml")
+    (example,) = blocks(page, "yaml")
+    (tmp_path / "mine.yaml").write_text(text + example)
+    assert load(tmp_path / "mine.yaml").file.time is not None
 
 
 # ---- models ------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from p2pfl.learning.gradients import GRADIENTS
 from p2pfl.messaging import control
 from p2pfl.options import Options, notes
 from p2pfl.registry import Table, check_class, check_options
-from p2pfl.run_file import schema
+from p2pfl.run_file import schema, time
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -166,9 +166,13 @@ def test_entries_of_a_table_are_distinct_and_have_docstrings(table: str) -> None
         assert not docstring.startswith(f"{options.__name__}(")  # the default docstring of dataclasses
 
 
-@pytest.mark.parametrize("section", ["RunFile", "Data", "Models", "Transport", "Gpu"])
+TIME = {"Time": time, "Devices": time, "Lognormal": time, "Network": time, "Availability": time, "Churn": time}
+"""The sections of ``time``, and their module."""
+
+
+@pytest.mark.parametrize("section", ["RunFile", "Data", "Models", "Transport", "Gpu", *TIME])
 def test_every_key_of_the_run_file_has_a_note(section: str) -> None:
-    model = getattr(schema, section)
+    model = getattr(TIME.get(section, schema), section)
     self_explanatory = {"rounds", "peers", "data", "models", "algorithm", "transport", "device", "gpu"}
     without_note = {name for name, field in model.model_fields.items() if not field.description}
     assert without_note <= (self_explanatory if section == "RunFile" else set())

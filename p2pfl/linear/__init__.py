@@ -1,0 +1,1 @@
+"""Models as vectors: sums over their parts, and combinations of several."""
