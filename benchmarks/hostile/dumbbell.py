@@ -41,7 +41,7 @@ PUBLISHED = {
     "mean": "69.0, 75.6",
     "trimmed-mean": "50.7, 47.3",
     "geometric-median": "50.7, 47.2",
-    "self-centered-clipping, radius 1": "71.4",
+    "self-centered-clipping, radius 1": "71.4, 72.6",
 }
 """After 870 rounds without attackers, of each clique's average model, in %: what the authors' repository keeps."""
 
