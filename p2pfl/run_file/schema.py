@@ -390,7 +390,7 @@ class RunFile(Section):
     chaos: Chaos = Chaos()
     """Injected faults."""
     time: Time | None = None
-    """How long computing and messages take in `p2pfl simulate --clock`; default: see docs/guide/seconds.md."""
+    """How long computing and messages take in `p2pfl simulate --clock`; default: see docs/seconds.md."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu: Gpu = Gpu()
     threads: PositiveInt = 1

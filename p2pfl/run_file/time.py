@@ -175,7 +175,7 @@ def _trace(value: Any) -> Any:
 
 
 class Time(Section):
-    """What seconds are made of in ``p2pfl simulate --clock``; see docs/guide/seconds.md."""
+    """What seconds are made of in ``p2pfl simulate --clock``; see docs/seconds.md."""
 
     devices: Devices = Devices()
     """How fast the peers compute."""

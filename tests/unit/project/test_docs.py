@@ -130,7 +130,7 @@ def test_every_graph_has_an_example() -> None:
 
 
 def test_page_of_seconds_lists_every_key_and_its_example_loads(tmp_path: Path) -> None:
-    page = (PROJECT / "docs" / "guide" / "seconds.md").read_text(encoding="utf-8")
+    page = (PROJECT / "docs" / "seconds.md").read_text(encoding="utf-8")
     sections: dict[str, type[Section]] = {"devices": Devices, "network": Network, "availability": Availability}
     keys = {f"{name}.{key}" for name, section in sections.items() for key in section.model_fields}
     listed = {cells[0].strip("`") for cells in rows(page) if cells[0].startswith("`")}
