@@ -53,6 +53,8 @@ def simulate(
     _check_device(run, jobs)
     check_trackers(run)
     replayed = None if replay is None else Replay(replay, run.config_hash())
+    if replayed is None and not clock:
+        _check_order(run)
     folder = request.prepare(run, simulated=True, clock=clock)
     folder.write_info({**folder.info, "jobs": jobs})
     if replayed is not None:
@@ -122,6 +124,13 @@ def _check_device(run: Run, jobs: int) -> None:
     from p2pfl.simulation.simulate import simulation_device
 
     simulation_device(run, jobs)
+
+
+def _check_order(run: Run) -> None:
+    """Raise RunFileError if nothing says in which order messages arrive: before there is a folder."""
+    from p2pfl.simulation.simulate import check_order
+
+    check_order(run, None)
 
 
 def _run(

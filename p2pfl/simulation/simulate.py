@@ -73,7 +73,7 @@ def simulate(
     """
     jobs = min(jobs, run.peers)
     if not clock:  # which gives messages an order
-        _check_order(run, folder)
+        check_order(run, folder)
     device = simulation_device(run, jobs)
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
@@ -142,7 +142,7 @@ def simulate(
     return results
 
 
-def _check_order(run: Run, folder: RunFolder | None) -> None:
+def check_order(run: Run, folder: RunFolder | None) -> None:
     """Raise RunFileError if rounds do not wait for one another, and nothing says in which order messages arrive."""
     if run.file.synchrony.bound is None:
         return

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from rich.console import Console
 
 import p2pfl
+from launcher.backends.simulation import simulate
+from launcher.prepare import LaunchRequest
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import RunFileError
 from p2pfl.run_file import load as run_files
@@ -61,7 +67,15 @@ def test_methods_that_need_the_same_round_are_not_marked_as_asynchronous() -> No
     assert not any(ALGORITHMS[name].replies for name in named)
 
 
-def test_a_simulation_needs_an_order() -> None:
+def test_a_simulation_needs_an_order(tmp_path: Path) -> None:
     run = p2pfl.load(tree(algorithm="dpsgd", synchrony="none"))
     with pytest.raises(RunFileError, match=r"synchrony: .*p2pfl launch.*--replay"):
-        run.simulate()
+        run.simulate(tmp_path / "run")
+
+
+def test_the_command_refuses_it_before_there_is_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(tree(algorithm="dpsgd", synchrony="none")))
+    with pytest.raises(RunFileError, match=r"run.yaml:\d+: synchrony: nothing orders messages"):
+        simulate(LaunchRequest(file, run_dir=tmp_path / "run"), Console(file=StringIO()))
+    assert not (tmp_path / "run").exists()
