@@ -109,8 +109,9 @@ class _Addressed:
     """Entries of rounds before this one were dropped."""
     newest: dict[str, JournalEntry] = field(default_factory=dict)
     """By kind, where entries supersede earlier ones."""
-    offered: Id = Id(0, 0)
-    """The neighbor may have read the entries before this one, from this process or an earlier one of this peer."""
+    offered: Id = UNKNOWN
+    """The neighbor may have read the entries before this one, from this process or an earlier one of this peer, which
+    may have ended before its first checkpoint. So until the neighbor has said what it has, nothing is superseded."""
 
     def without(self, entry: JournalEntry) -> None:
         """Remove an entry."""
@@ -361,8 +362,6 @@ class Journal:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the entries whose bodies still exist."""
         self._saved_before = max((t for t, *_ in state["entries"]), default=-1) + 1
-        for addressed in self._addressed.values():
-            addressed.offered = UNKNOWN
         for neighbor, floor in state["floors"].items():
             self._addressed[neighbor].floor = floor
         entries = _entries(state)

@@ -90,6 +90,7 @@ class LinkEnd:
         """The neighbor has finished: it needs nothing more."""
         self.next = self._needed = Id(link.endpoint.t, 0)
         """The first entry that was not sent, and the first one that has not arrived."""
+        link.endpoint.journal.read_by(to, self.next)
         self.optional_until = 0.0
         """An optional entry at the end is held until then: mostly another one follows, and makes it superfluous."""
         self._up: bool | None = None

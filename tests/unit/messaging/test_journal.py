@@ -229,6 +229,8 @@ def test_a_body_released_while_the_checkpoint_is_written_is_left_out() -> None:
 
 def superseding(disk: Disk, rounds: int) -> Journal:
     journal = Journal([1, 2], SimulatedStore(disk, lambda step: None), supersedes=True)
+    for neighbor in (1, 2):
+        journal.read_by(neighbor, Id(0, 0))
     append_rounds(journal, range(rounds))
     return journal
 
@@ -270,8 +272,13 @@ def test_a_superseded_entry_is_not_sent_any_more() -> None:
     assert journal.offer(2, journal.after(2, Id(1, 1))[0])  # type: ignore[index]
 
 
-def test_a_resumed_peer_supersedes_nothing_before_a_neighbor_says_what_it_has() -> None:
-    """An earlier process may have sent anything."""
+def test_a_peer_supersedes_nothing_before_a_neighbor_says_what_it_has() -> None:
+    """An earlier process may have sent anything, even if there is no checkpoint of it."""
+    started = Journal([1], supersedes=True)
+    for t in range(3):
+        started.begin(t)
+        started.append(block(t), (1,))
+    assert ids(started, 1) == [(0, 0), (1, 0), (2, 0)]
     disk = Disk()
     saved = superseding(disk, 2).state_dict(before=2)
     journal = Journal([1, 2], SimulatedStore(disk, lambda step: None), supersedes=True)

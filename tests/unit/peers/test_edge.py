@@ -233,7 +233,7 @@ def test_a_writer_passes_over_what_was_superseded_and_keeps_what_its_reader_has_
 
     compute(0, 1, 2)
     writer = writer_of(journal, connected, want(7))
-    assert sends(writer) == ["hello", "start 7 0 0", (2, 0)]
+    assert sends(writer) == ["hello", "start 7 0 0", (0, 0), (1, 0), (2, 0)]
     compute(3, 4)
     writer.lost()
     compute(5)
