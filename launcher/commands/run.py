@@ -331,7 +331,9 @@ def simulate(
     asked = LaunchRequest(**request)
     others = {"--virtual": virtual, "--jobs": jobs > 1, "--replay": replay is not None}
     if clock and (given := [option for option, value in others.items() if value]):
-        raise click.UsageError(f"--clock runs all peers in one process, in an order of its own; remove {given[0]}")
+        raise click.UsageError(
+            f"--clock runs all peers in one process, in the order of a simulated clock; remove {given[0]}"
+        )
     if virtual:
         _reject_options("--virtual", "jobs", "ui", "replay", "run_dir", "log_format", "log_levels", "log_size")
         _predict(asked, machine, as_json)

@@ -32,7 +32,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curves:
-    """What the records of a run say of its accuracy.
+    """The accuracy of a run over rounds, by its records.
 
     Attributes:
         rounds: by round.

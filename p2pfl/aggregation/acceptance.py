@@ -76,7 +76,7 @@ class SketchGuard(Balance, Screening):
     Fetch x_j if ‖s_i − s_j‖ ≤ γ exp(−κ t / T) ‖s_i‖, s_j = CS(x_j).
 
     Differs from the paper: what was fetched passes balance's own test too. All peers know the hash functions, so an
-    attacker could add to its model whatever has a sketch of zero.
+    attacker could add any vector whose sketch is zero to its model.
     """
 
     size: PositiveInt = 1000

@@ -46,7 +46,7 @@ class Endpoint:
             lists the peers still waited for.
         store: of the journal's bodies; default: memory.
         pipeline: what becomes of messages between the method and the wire; default: nothing.
-        mailbox: which messages a round takes; default: its own, for which it waits.
+        mailbox: which messages a round takes; default: those of the same round, for which it waits.
     """
 
     link: Link
@@ -139,7 +139,7 @@ class Endpoint:
 
     @property
     def waits_for_rounds(self) -> bool:
-        """Whether a round takes its own messages only, so that all peers compute it at about the same time."""
+        """Whether a round takes messages of the same round only: then all peers compute it at about the same time."""
         return not self.mailbox.keeps
 
     @property

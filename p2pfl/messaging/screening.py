@@ -10,7 +10,7 @@ Invariants:
 
 - A peer's model is fixed, and what its pipeline makes of it, before the peer sees a model of the round: a model that
   does not have the sketch announced is dropped.
-- Each step has a deadline of its own. Who misses one is not asked, is sent nothing, or is left out.
+- Each step has a deadline. A peer that misses one is not asked, is sent nothing, or is left out.
 - Sketches are not packed: what they stand for is what the receivers unpack.
 """
 

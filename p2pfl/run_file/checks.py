@@ -261,7 +261,7 @@ def _check_security(file: RunFile) -> Iterator[OptionProblem]:
 def check_graph(
     file: RunFile, method: type[Algorithm[Any]], graph: Graph, rule: Rule | None
 ) -> Iterator[OptionProblem]:
-    """The graph must meet the requirements of the method, and of a rule with a conversation of its own."""
+    """The graph must meet the requirements of the method, and of a rule that exchanges further messages."""
     if not isinstance(graph, TimeVaryingGraph):
         return
     name = file.graph.name

@@ -27,7 +27,7 @@ class Replay:
     def __init__(self, folder: RunFolder, config_hash: str) -> None:
         self._peers = list(folder.peers())
         if folder.info.get("config_hash") != config_hash:
-            raise RunFolderError(f"{folder.root}: has other settings; replay it with its own run.yaml")
+            raise RunFolderError(f"{folder.root}: has other settings; give the run.yaml in that folder")
         results = [(files.peer, files.result()) for files in self._peers]
         unfinished = [peer for peer, result in results if result is None or result.phase != "finished"]
         if unfinished:

@@ -46,7 +46,7 @@ def test_a_run_that_takes_real_time_says_that_it_does(tmp_path: Path, fast_pytho
     done = command("simulate", file, "--run-dir", tmp_path / "run", python=fast_python.executable)
     assert "note: this run takes real time; `time` is for `p2pfl simulate --clock`" in done.stderr
     refused = command("simulate", file, "--clock", "--jobs", "2", python=fast_python.executable)
-    assert "--clock runs all peers in one process, in an order of its own; remove --jobs" in refused.stderr
+    assert "--clock runs all peers in one process, in the order of a simulated clock; remove --jobs" in refused.stderr
 
 
 def test_a_stopped_run_ends_without_checkpoints(tmp_path: Path, until: Any) -> None:
