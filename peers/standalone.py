@@ -31,6 +31,7 @@ def open_or_create(
     RunFileError, RunFolderError, WriteError.
     """
     run = load(file, sets, os.environ)
+    run.check_real_time()
     if me >= run.peers:
         raise RunFolderError(f"{file}: no peer {me}; the {run.peers} peers are 0 to {run.peers - 1}")
     if run_id is not None and not re.fullmatch(r"[0-9a-f]{16}", run_id):

@@ -3,8 +3,8 @@
     sudo python -m benchmarks.scale measure                    # all launches; hours on two cores
     sudo python -m benchmarks.scale measure 16x4-on-1 64x4-on-4
     python -m benchmarks.scale pairs                           # one connection per edge against one per pair of hosts
-    python -m benchmarks.scale virtual 10000 --hosts 40        # the same launches in virtual time
-    python -m benchmarks.scale fit                             # constants; writes machine.yaml and docs/scale.md
+    python -m benchmarks.scale clock 10000                     # on a simulated clock, without training
+    python -m benchmarks.scale fit                             # constants; writes docs/scale.md
 
 Figures go to benchmarks/results/scale/*.jsonl, one line for each launch or turn.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 import click
 
 from benchmarks.bench import measuring, runs
-from benchmarks.scale import machine, multiplex, page, plots
+from benchmarks.scale import multiplex, page, plots
 from benchmarks.scale.launches import LAUNCHES, chosen
 from benchmarks.scale.measure import NotMeasured, measure
 from benchmarks.scale.model import Model, quietest
@@ -31,11 +32,10 @@ from benchmarks.scenarios import COMMAND
 
 PROJECT = Path(__file__).parents[2]
 RESULTS = PROJECT / "benchmarks" / "results" / "scale"
-LAUNCHED, PAIRS, VIRTUAL = RESULTS / "launches.jsonl", RESULTS / "pairs.jsonl", RESULTS / "virtual.jsonl"
-MACHINE = RESULTS / "machine.yaml"
+LAUNCHED, PAIRS, CLOCK = RESULTS / "launches.jsonl", RESULTS / "pairs.jsonl", RESULTS / "clock.jsonl"
 PAGE = PROJECT / "docs" / "scale.md"
-HEAD = """Constants of p2pfl on a host of 2 cores, fitted to launches of 16 to 128 peers:
-python -m benchmarks.scale fit; docs/scale.md has intervals and what they were compared with."""
+TIME = {"train": False, "devices": {"lognormal": {"ratio": 10}}, "network": {"interface": 1e7}}
+"""Of runs on a simulated clock: uneven devices, and interfaces of 10 MB/s."""
 
 
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -79,37 +79,33 @@ def pairs_command(peers: int, turns: int, results: Path) -> None:
                     append(results, record)
 
 
-@main.command("virtual")
+@main.command("clock")
 @click.argument("peers", type=int)
 @click.option("--degree", default=4, show_default=True)
-@click.option("--hosts", default=1, show_default=True)
 @click.option("--rounds", default=12, show_default=True)
-def virtual_command(peers: int, degree: int, hosts: int, rounds: int) -> None:
-    """Predict a launch by `p2pfl simulate --virtual` with machine.yaml, and append the figures to the results."""
-    tree = runs.light(peers, {"name": "regular", "degree": degree}, rounds)
+def clock_command(peers: int, degree: int, rounds: int) -> None:
+    """Run peers by `p2pfl simulate --clock` without training, and append what that takes to the results."""
+    tree = {**runs.light(peers, {"name": "regular", "degree": degree}, rounds), "time": TIME}
     with measuring.scratch_folder() as folder:
         (folder / "run.yaml").write_text(json.dumps(tree))
-        (folder / "machine.yaml").write_text(MACHINE.read_text(encoding="utf-8") + f"hosts: {hosts}\ncores: 2\n")
-        command = [*COMMAND, "simulate", "run.yaml", "--virtual", "--machine", "machine.yaml", "--json"]
-        before = os.times()
+        command = [*COMMAND, "simulate", "run.yaml", "--clock", "--run-dir", "run", "--json"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        after = os.times()
     if done.returncode:
         raise click.ClickException(done.stderr)
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    append(VIRTUAL, {**json.loads(done.stdout), "degree": degree, "cpu_seconds": round(cpu, 1)})
+    used, summary = resource.getrusage(resource.RUSAGE_CHILDREN), json.loads(done.stdout)
+    record = {"peers": peers, "degree": degree, "rounds": rounds, "seconds": summary["seconds"]}
+    record |= {"bytes": sum(peer["bytes_out"] for peer in summary["peers"])}
+    append(CLOCK, {**record, "cpu": round(used.ru_utime + used.ru_stime, 1), "memory": 1024 * used.ru_maxrss})
 
 
 @main.command("fit")
 def fit_command() -> None:
-    """Fit the model to the results; write machine.yaml, and the tables and pictures of docs/scale.md."""
+    """Fit the model to the results; write the tables and pictures of docs/scale.md."""
     records, pairs = read(LAUNCHED), read(PAIRS)
     whole = quietest(records)
     model = Model(whole)
-    MACHINE.write_text(machine.text(machine.constants(model, whole), HEAD), encoding="utf-8")
-    PAGE.write_text(
-        page.write(PAGE.read_text(encoding="utf-8"), page.blocks(records, pairs, read(VIRTUAL))), encoding="utf-8"
-    )
+    blocks = page.blocks(records, pairs, read(CLOCK))
+    PAGE.write_text(page.write(PAGE.read_text(encoding="utf-8"), blocks), encoding="utf-8")
     plots.write(model, whole, PAGE.parent)
     click.echo(page.constants(model) + "\n\n" + page.errors(model, whole))
 

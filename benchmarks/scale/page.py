@@ -26,7 +26,7 @@ SIZES = [
 
 
 def blocks(
-    records: Sequence[Record], pairs: Sequence[Mapping[str, Any]], virtual: Sequence[Mapping[str, Any]]
+    records: Sequence[Record], pairs: Sequence[Mapping[str, Any]], clock: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
     """Return the text of each generated block by its name."""
     whole = quietest(records)
@@ -39,7 +39,7 @@ def blocks(
         "needs": needs(model),
         "limits": limits(model),
         "pairs": pairs_table(pairs),
-        "virtual": virtual_table(virtual, model, whole),
+        "clock": clock_table(clock),
     }
 
 
@@ -222,37 +222,18 @@ def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(columns, rows)
 
 
-def virtual_table(virtual: Sequence[Mapping[str, Any]], model: Model, whole: Sequence[Record]) -> str:
-    """Return what `p2pfl simulate --virtual` predicts, what the model does, and figures if there was such a launch.
-
-    Hosts that are namespaces share this machine's cores, so their seconds differ from the seconds of real hosts.
-    """
-    columns = (
-        "virtual / model / measured", "hosts", "s a round", "s until all are in round 1", "connections a host",
-        "descriptors a host", "GB a host", "first limit", "CPU s of the prediction",
-    )  # fmt: skip
-    forms = {"round": (1.0, ".2f"), "ready": (1.0, ".1f"), "connections": (1.0, ",.0f"), "descriptors": (1.0, ",.0f")}
-    forms["memory"] = (1e-9, ".2f")
-    launched = {(each["peers"], each["degree"], each["hosts"]): each for each in whole if each["model"] == "tiny-cnn"}
+def clock_table(clock: Sequence[Mapping[str, Any]]) -> str:
+    """Return what runs on a simulated clock without training say, and what they take."""
+    columns = {
+        "peers": ",d", "neighbors": "d", "rounds": "d", "simulated s a round": ".2f", "kB of a peer, a round": ",.0f",
+        "CPU s of the simulation": ",.0f", "GB of memory": ".2f",
+    }  # fmt: skip
     rows: list[list[Value]] = []
-    for each in virtual:
-        size, host = Size(each["peers"], each["degree"], each["hosts"]), each["host"]
-        found = {"round": each["round"]["median"], "ready": each["started"]}
-        found |= {name: host[name]["max"] for name in ("connections", "descriptors", "memory")}
-        measured: dict[str, float] = {}
-        if real := launched.get((size.peers, size.degree, size.hosts)):
-            own = max(real["host"], key=lambda host: float(host["pss"]))
-            measured = {"connections": own["connections"], "descriptors": own["descriptors"]}
-            if size.hosts == 1:
-                measured |= {**real["seconds"], "memory": own["pss"]}
-        sources = (found, model.host(size), measured)
-        cells = [
-            " / ".join(f"{scale * source[name]:{form}}" if name in source else "–" for source in sources)
-            for name, (scale, form) in forms.items()
-        ]
-        row: list[Value] = [f"{size.peers:,d} × {size.degree}", str(size.hosts), *cells]
-        rows.append([*row, each["limits"][0]["name"], f"{each['cpu_seconds']:.0f}"])
-    return markdown_table(dict.fromkeys(columns, ""), rows)
+    for each in sorted(clock, key=lambda run: int(run["peers"])):
+        peers, rounds = each["peers"], each["rounds"]
+        row: list[Value] = [peers, each["degree"], rounds, each["seconds"] / rounds]
+        rows.append([*row, each["bytes"] / peers / rounds / 1000, each["cpu"], each["memory"] / 1e9])
+    return markdown_table(columns, rows)
 
 
 def write(page: str, generated: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,7 +19,6 @@ from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import check_trackers, tracking
 from launcher.views.progress import Display, print_run_path
 from launcher.watching import Watching
-from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.process_title import set_title
@@ -30,7 +28,6 @@ from p2pfl.stop_signals import interrupt_by
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
-    from p2pfl.simulation.prediction import Prediction
 
 
 def simulate(
@@ -60,26 +57,6 @@ def simulate(
     if replayed is not None:
         replayed.copy_order(folder)
     return folder, _run(run, folder, console, jobs, watching)
-
-
-def predict(request: LaunchRequest, machine: Path | None, console: Console) -> Prediction:
-    """Run all peers in virtual time (p2pfl/simulation/virtual.py), and show progress on a terminal."""
-    with console.status("importing torch and checking the run file") as status:
-        from p2pfl.simulation import machine as machines
-        from p2pfl.simulation.prediction import predict
-        from p2pfl.simulation.virtual import run_virtually
-
-        run = request.check()
-        described = machines.Machine() if machine is None else machines.load(machine, run.peers)
-        done = 0
-
-        def on_round(peer: PeerId, t: int) -> None:
-            nonlocal done
-            done += 1
-            if done % 1000 == 0:
-                status.update(f"{done} of {run.peers * run.rounds} rounds of peers")
-
-        return predict(run_virtually(run, described, on_round))
 
 
 def resume(folder: RunFolder, console: Console, watching: Watching = Watching()) -> tuple[RunFolder, Summary]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -290,17 +289,6 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
     "`time` need for them. All seconds recorded are simulated. Such a run cannot be resumed.",
 )
 @click.option(
-    "--virtual",
-    is_flag=True,
-    help="Train nothing: send the messages in virtual time, and print what the run would take and which limit it "
-    "would reach first.",
-)
-@click.option(
-    "--machine",
-    type=click.Path(path_type=Path),
-    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/simulation/machine.py).  [this host]",
-)
-@click.option(
     "--replay",
     type=click.Path(path_type=Path),
     metavar="RUN",
@@ -312,8 +300,6 @@ def simulate(
     jobs: int,
     ui: bool,
     clock: bool,
-    virtual: bool,
-    machine: Path | None,
     replay: Path | None,
     **request: Any,
 ) -> None:
@@ -329,41 +315,13 @@ def simulate(
     from p2pfl.run_folder.folder import RunFolder
 
     asked = LaunchRequest(**request)
-    others = {"--virtual": virtual, "--jobs": jobs > 1, "--replay": replay is not None}
+    others = {"--jobs": jobs > 1, "--replay": replay is not None}
     if clock and (given := [option for option, value in others.items() if value]):
         raise click.UsageError(
             f"--clock runs all peers in one process, in the order of a simulated clock; remove {given[0]}"
         )
-    if virtual:
-        _reject_options("--virtual", "jobs", "ui", "replay", "run_dir", "log_format", "log_levels", "log_size")
-        _predict(asked, machine, as_json)
-        return
-    if machine is not None:
-        raise click.UsageError("--machine is for --virtual")
     replayed = None if replay is None else RunFolder.open(replay)
     _run(lambda console, watching: simulate_peers(asked, console, jobs, watching, replayed, clock=clock), as_json, ui)
-
-
-def _reject_options(given: str, *names: str) -> None:
-    """Raise UsageError if one of the current command's options, by parameter, is on the command line."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        if option.name in names and source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{option.opts[0]} has no effect with {given}, which writes no run folder")
-
-
-def _predict(asked: LaunchRequest, machine: Path | None, as_json: bool) -> None:
-    """Run in virtual time and print what that says."""
-    from launcher.backends.simulation import predict
-    from launcher.views.prediction import print_prediction
-
-    console = make_console(err=as_json)
-    found = predict(asked, machine, console)
-    if as_json:
-        echo(json.dumps(found.to_dict()))
-    else:
-        print_prediction(found, console)
 
 
 def _run(

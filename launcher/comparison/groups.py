@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launcher.comparison.statistics import mean_by_seed
@@ -121,6 +122,12 @@ def without_attackers(members: Iterable[ComparedRun]) -> str:
         return ""
     attackers = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"Accuracies and metrics are of honest peers; attackers are left out, {attackers} of a run."
+
+
+def untrained(members: Iterable[ComparedRun]) -> str:
+    """Name the runs without accuracies, since they have trained nothing; empty if there are none."""
+    names = [Path(member.summary.run).name for member in members if not member.summary.trained]
+    return f"No accuracy: `time.train: false` trains and evaluates nothing ({', '.join(names)})." if names else ""
 
 
 def common_mask(members: Sequence[ComparedRun], remedy: str) -> bool:

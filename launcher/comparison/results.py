@@ -13,6 +13,7 @@ from launcher.comparison.groups import (
     find_baseline,
     group,
     other_tests,
+    untrained,
     varied,
     without_attackers,
 )
@@ -98,6 +99,7 @@ class Results:
         differ: the keys of the run files, besides the seed, in which groups differ.
         other_tests: in what groups differ that were tested on other samples; empty if all were tested on the same.
         without_attackers: says that attackers are left out, if there are any.
+        untrained: says which runs have trained nothing, if there are any.
     """
 
     masked: bool
@@ -111,6 +113,7 @@ class Results:
     differ: dict[str, list[Difference]] = field(default_factory=dict)
     other_tests: list[str] = field(default_factory=list)
     without_attackers: str = ""
+    untrained: str = ""
     seconds_target: float | None = None
     """Accuracy of ``seconds_to_target``."""
 
@@ -118,6 +121,8 @@ class Results:
         plain = asdict(self)
         if not self.without_attackers:
             del plain["without_attackers"]
+        if not self.untrained:
+            del plain["untrained"]
         return plain
 
 
@@ -186,6 +191,7 @@ def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options
         differ=_differ(groups),
         other_tests=other_tests(groups),
         without_attackers=without_attackers(members),
+        untrained=untrained(members),
         seconds_target=options.seconds_to,
     )
 

@@ -147,6 +147,8 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     found = [different_tests(results.other_tests)] if results.other_tests else []
     if results.without_attackers:
         found.append(results.without_attackers)
+    if results.untrained:
+        found.append(results.untrained)
     if any(len(line.seeds) > 1 for line in lines):
         found.append("±: standard deviation over seeds (n - 1).")
     if "worst" in chosen:

@@ -26,7 +26,8 @@
                        "inside": …, "across": …, "ratio": …} | null,
      "attackers": {"attacks": {"3": "sign-flip"}, "accuracy": {…} | null,       if peers attack
                    "weight": 0.01 | null, "honest_weight": 0.05 | null},
-     "clock": "simulated"}                      if ``seconds`` are simulated: those of the slowest peer
+     "clock": "simulated",                      if ``seconds`` are simulated: those of the slowest peer
+     "trained": false}                          if the run file leaves training out: then there are no accuracies
 
 (*) For a resumed run: the sum over its parts, at least the time of the slowest peer, since launchers that were killed
 did not record theirs.
@@ -185,6 +186,7 @@ class Summary:
     statistics: str = ""
     attackers: Attackers | None = None
     clock: str = ""
+    trained: bool = True
     unwritten: str = ""
     """Why summary.json could not be written; not part of it."""
 
@@ -204,6 +206,8 @@ class Summary:
             del plain["attackers"]
         if not self.clock:
             del plain["clock"]
+        if self.trained:
+            del plain["trained"]
         return plain
 
 
@@ -323,6 +327,7 @@ def _summary(
         statistics="; ".join(sorted({result.statistics for result in results if result.statistics})),
         attackers=Attackers.of(attackers, {peer.peer: peer.accuracy for peer in peers}, collaboration),
         clock=folder.info.get("clock", ""),
+        trained=(run.get("time") or {}).get("train", True),
     )
 
 

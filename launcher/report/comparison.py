@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from launcher import formatting
-from launcher.comparison.groups import ComparedRun, RunGroup, without_attackers
+from launcher.comparison.groups import ComparedRun, RunGroup, untrained, without_attackers
 from launcher.comparison.groups import differences as all_differences
 from launcher.comparison.lines import differences
 from launcher.comparison.statistics import Statistic
@@ -71,6 +71,8 @@ def _verdicts(groups: Sequence[RunGroup], found: Sequence[several.PairedTest]) -
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
     if left_out := without_attackers(member for group in groups for member in group.members):
         remarks.append(("look", left_out))
+    if nothing := untrained(member for group in groups for member in group.members):
+        remarks.append(("look", nothing))
     if len(set(sets)) > 1:
         remarks.append(("bad", different_tests(differing([group.members[0] for group in groups]))))
     uncounted = sum(not member.counts for group in groups for member in group.members)

@@ -14,7 +14,7 @@ from launcher.report.collect import ReportedRun
 from launcher.report.findings import SLOW, training_times
 from launcher.report.history import PHASES
 from launcher.report.page import document, escape, figure, findings, select, table, tiles
-from launcher.views.print_summary import cost_text
+from launcher.views.print_summary import UNTRAINED, cost_text
 from p2pfl.run_folder.folder import RunFolder
 
 ABSENT = {
@@ -52,6 +52,7 @@ def _origin(run: ReportedRun) -> str:
     how = "collected from other hosts" if "collected" in info else "launched"
     if info.get("simulated"):
         how = "simulated on a clock" if summary.clock else "simulated"
+        how += "" if summary.trained else " without training"
     return f"{how} {str(info.get('started', '')).replace('T', ' ')[:16]}, seed {summary.seed}"
 
 
@@ -91,7 +92,7 @@ def _accuracy_tile(run: ReportedRun) -> tuple[str, str, str]:
     last = [row["accuracy"] for row in _last_rows(run) if row["peer"] not in run.summary.attacks]
     if last:
         return "How accurate?", f"{formatting.percent(fmean(last))} %", "mean of the last evaluations, unfinished"
-    return "How accurate?", "–", ABSENT["accuracy"]
+    return "How accurate?", "–", ABSENT["accuracy"] if run.summary.trained else UNTRAINED
 
 
 def _last_rows(run: ReportedRun) -> list[dict[str, Any]]:
@@ -166,7 +167,7 @@ def _learning(run: ReportedRun, figures: Figures) -> str:
         losses = f'<h3>Terms of the training loss, by round</h3><div class="small">{losses}</div>'
     else:
         losses = _absent("Loss terms", "none are recorded")
-    return pick + _figure(figures, "accuracy", "Accuracy") + losses
+    return pick + _figure(figures, "accuracy", "Accuracy", "" if run.summary.trained else UNTRAINED) + losses
 
 
 def _collaboration(run: ReportedRun, figures: Figures) -> str:

@@ -18,6 +18,8 @@ from launcher.formatting.console import echo, make_table
 from launcher.views.evaluation import RunEvaluation
 from p2pfl import PeerId
 
+UNTRAINED = "no accuracy: `time.train: false` trains and evaluates nothing"
+
 
 def show_summary(summary: Summary, console: Console, *, as_json: bool) -> None:
     """Print a summary for people or as JSON, then what went wrong to stderr."""
@@ -31,11 +33,11 @@ def show_summary(summary: Summary, console: Console, *, as_json: bool) -> None:
 
 def print_summary(summary: Summary, console: Console) -> None:
     console.print(_peer_table(summary))
-    for line in accuracy_lines(summary):
+    for line in accuracy_lines(summary) if summary.trained else [UNTRAINED]:
         console.print(line)
     if summary.weighted_accuracy is not None:
         console.print(f"accuracy weighted by test samples: {formatting.percent(summary.weighted_accuracy)} %")
-    if summary.statistics:
+    if summary.statistics and summary.trained:
         console.print(f"batch-normalization statistics: {summary.statistics}")
     if summary.traffic:
         console.print()

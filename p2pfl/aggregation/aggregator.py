@@ -27,6 +27,7 @@ class Aggregator:
 
     Attributes:
         t: the current round.
+        computes: whether anything is combined; otherwise, the peer's own tensors are the result.
         distances: those of the current round; None if they are not measured.
     """
 
@@ -44,6 +45,7 @@ class Aggregator:
         self.rounds = rounds
         self.loss = loss
         self.t = 0
+        self.computes = True
         self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
         """What the rule keeps, by what it combines, and the last results if it needs them."""
@@ -91,6 +93,8 @@ class Aggregator:
         of: str = "",
     ) -> Tensors:
         """Combine parts of bodies, as ``combine`` does."""
+        if not self.computes:
+            return tensors.get(self.me, next(iter(tensors.values()))) if out is None else out
         weights = equal(tensors) if weights is None else weights
         if abs((total := sum(weights[j] for j in tensors)) - 1.0) > 1e-6:  # not if one is NaN
             raise ValueError(f"combine: weights must sum to 1, not to {total:g}; see p2pfl.tensors.fractions")

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms.base import Algorithm, Fraction, Work
+from p2pfl.algorithms.base import Algorithm, Fraction
 from p2pfl.algorithms.shared_model import Share, SharedModel, SharedStatistics, shared_tensors, statistics_stay_local
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
@@ -62,12 +62,6 @@ class Averaging(Algorithm[Participation]):
 
     async def round(self, t: int, net: Net) -> None:
         self.average(await self.train_and_exchange(net))
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        participants = net.participants(self.hyper.participation)
-        if self.me in participants:
-            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
-        await net.exchange(self.local_part(), participants)
 
     async def train_and_exchange(self, net: Net) -> dict[PeerId, Shared]:
         """Return the parts of the participants among this peer and its neighbors."""

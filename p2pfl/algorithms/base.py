@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import torch
 from pydantic import Field
@@ -37,15 +37,6 @@ H = TypeVar("H", bound=Options)
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 """A fraction of the peers, greater than 0."""
-
-
-class Work(Protocol):
-    """Takes the time of a computation that ``dry_round`` leaves out."""
-
-    async def train(
-        self, *, epochs: int | None = None, steps: int | None = None, batch: int, models: int = 1
-    ) -> None:
-        """Take the time of ``Trainer.train`` with these arguments, for so many models."""
 
 
 class Algorithm(Trainer, ABC, Generic[H]):
@@ -82,6 +73,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """A round takes one body of each kind, of any round: the run file may choose a ``synchrony``."""
     own_gradients: ClassVar[bool] = False
     """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
+    sends_training: ClassVar[bool] = False
+    """Its messages hold what training steps compute, e.g. gradients: the run file may not leave training out."""
     named_loss: ClassVar[bool] = False
     """Its own ``loss`` contains ``label_loss``: the run file may choose that (``loss`` of ``LocalTraining``)."""
     screened: ClassVar[type[Body] | None] = None
@@ -137,18 +130,6 @@ class Algorithm(Trainer, ABC, Generic[H]):
     @abstractmethod
     async def round(self, t: int, net: Net) -> None:
         """Run one round of the paper's algorithm."""
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """Send and receive what ``round`` does, without its computations, for `p2pfl simulate --virtual`.
-
-        The values of tensors do not matter, their shapes do: bodies may share memory with the model. Tensors of
-        peers with the same architecture are shared, so none may be written. What a message's size or receivers owe
-        to what was learned is replaced by what the method would do if nothing was learned.
-
-        Raises:
-            NotImplementedError: the method does not have it.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:

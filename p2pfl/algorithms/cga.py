@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from p2pfl import PeerId
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedStatistics, shared_statistics, shared_tensors
@@ -124,7 +124,7 @@ class CGA(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     replies = True
-    own_gradients = True
+    own_gradients = sends_training = True
     state = ("model", "optimizer", "row")
 
     def setup(self) -> None:
@@ -146,15 +146,6 @@ class CGA(Algorithm[Hyper]):
         step = displacement(x, before)  # v_i
         average_neighborhood(self.aggregation, before, models, self.row, step=step, out=x)  # line 4
         average_neighborhood(self.aggregation, statistics, models, self.row, of="statistics")
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        x = parameters_of(self.model)
-        await net.broadcast(Parameters(shared_tensors(self.model, self.hyper)))
-        models = await net.gather(Parameters)
-        await work.train(steps=1, batch=self.hyper.batch, models=1 + len(models))
-        gradient = {name: x[name] for name in self.trainable()}
-        await net.scatter({j: CrossGradient(gradient if j in models else {}) for j in net.neighbors})
-        await net.gather(CrossGradient, deadline_factor=REPLY_DEADLINES)
 
     def gradients(self, models: Mapping[PeerId, Tensors]) -> dict[PeerId, dict[str, Tensor]]:
         """Line 2: return the gradients of these models and of the local one, on one batch; {} without samples."""

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
-from p2pfl.algorithms.base import Algorithm, Fraction, Work
+from p2pfl.algorithms.base import Algorithm, Fraction
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -146,14 +146,6 @@ class ClassMeans(Algorithm[C]):
         """Return the number of training samples of each local class, ascending by class."""
         counts = np.bincount(self.data.train.labels, minlength=self.model.classes)
         return tuple(map(int, counts[list(self.data.local_classes)]))
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        participants = net.participants(self.hyper.participation)
-        if self.me in participants:
-            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-        local = self.data.local_classes
-        counts = self.local_counts() if self.sends_counts else ()
-        await net.exchange(Prototypes(self.prototypes[list(local)], local, counts), participants)
 
     async def train_and_exchange(self, net: Net) -> PrototypeTable:
         """Train and send the local means, if this peer takes part; return the means of the participants nearby."""

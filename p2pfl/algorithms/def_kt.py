@@ -43,7 +43,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import rng
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.mutual_learning import make_participants, train_mutually
 from p2pfl.algorithms.pairs import PairSchedule
 from p2pfl.algorithms.registration import algorithm
@@ -111,17 +111,6 @@ class DefKT(Algorithm[Hyper]):
             received = await net.gather(LocallyTrained, of=[sender], deadline_factor=deadline_factor)
             for trained in received.values():
                 self.transfer_knowledge(trained)
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        h = self.hyper
-        receiver, sender = self.schedule.pairs(t, net).get(self.me), self.schedule.sender_to(self.me, t, net)
-        if receiver is not None:
-            await work.train(epochs=h.local_epochs, batch=h.batch)
-            await net.send(receiver, self.local_model())
-        elif sender is not None:
-            deadline_factor = self.schedule.deadlines(sender, net)
-            if await net.gather(LocallyTrained, of=[sender], deadline_factor=deadline_factor):
-                await work.train(epochs=h.mutual_epochs, batch=h.batch, models=2)
 
     def local_model(self) -> LocallyTrained:
         """Return the local model as it is sent."""

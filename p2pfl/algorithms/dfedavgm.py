@@ -27,7 +27,7 @@ from typing import Annotated
 from pydantic import Field
 
 from p2pfl import PeerId
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_tensors
@@ -66,10 +66,6 @@ class DFedAvgM(Algorithm[Hyper]):
         received = await net.exchange(Parameters(x))  # line 3
         self.row = net.mixing_weights
         average_neighborhood(self.aggregation, x, received, self.row)  # line 4
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-        await net.exchange(Parameters(shared_tensors(self.model, self.hyper)))
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Parameters(shared_tensors(self.model, self.hyper)))]

@@ -55,7 +55,7 @@ from p2pfl import PeerId, rng
 from p2pfl.algorithms import presets
 from p2pfl.algorithms.aggregator_roles import Aggregation, AggregatorSchedule, Assignment
 from p2pfl.algorithms.alpha_schedule import AlphaSchedule
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load
 from p2pfl.algorithms.mutual_learning import loss_factors, make_participants, train_mutually
 from p2pfl.algorithms.presets import Presets
@@ -137,22 +137,6 @@ class DFML(Algorithm[Hyper]):
             if updated:
                 self.update_peak(t, alpha, net)  # line 6
         self._diagnostics |= {"peak_alpha": self.peak_alpha, "peak_age": t - self.peak_round}
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        h, assignment = self.hyper, self.schedule.assignment(t, net)
-        if self.me not in assignment.participants:
-            return
-        await work.train(epochs=h.local_epochs, batch=h.batch)
-        if self.me == assignment.aggregator:
-            deadline_factor = self.schedule.models_deadlines(net)
-            pupils = await net.gather(Pupil, of=assignment.senders, deadline_factor=deadline_factor)
-            if pupils:
-                await work.train(epochs=h.mutual_epochs, batch=h.batch, models=len(pupils) + 1)
-            replies = {n: Taught(pupil.parameters, pupil.buffers) for n, pupil in pupils.items()}
-            await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})
-        else:
-            await net.send(assignment.aggregator, Pupil.of(self.model))
-            await net.gather(Taught, of=[assignment.aggregator], deadline_factor=self.schedule.reply_deadlines(net))
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())

@@ -39,13 +39,11 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl.algorithms.averaging import AnyPart, Averaging, Shared
-from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import statistics_stay_local
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
 from p2pfl.learning.trainer import reset_norms
-from p2pfl.messaging.net import Net
 from p2pfl.models import Model
 from p2pfl.outcomes import TRAININGS
 from p2pfl.tensors import parameters_of
@@ -108,11 +106,6 @@ class Ditto(Averaging):
             return {f"averaged_{name}": value for name, value in terms.items()}
 
         self.descend(self.averaged_optimizer, loss, x, labels)
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        if self.me in net.participants(self.hyper.participation):
-            await work.train(epochs=self.personal_epochs, batch=self.hyper.batch)
-        await super().dry_round(t, net, work)
 
     @property
     def sent(self) -> Model:

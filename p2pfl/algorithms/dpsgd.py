@@ -33,7 +33,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_parameters, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
@@ -140,16 +140,6 @@ class DPSGD(Algorithm[Hyper]):
             average_neighborhood(self.aggregation, before, received, self.row, step=step, out=x)  # lines 2 and 3
             # On their own: a variance plus a step might be negative.
             average_neighborhood(self.aggregation, statistics, received, self.row, of="statistics")
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        h, body = self.hyper, Parameters(shared_tensors(self.model, self.hyper))
-        if h.adapts_first:
-            await work.train(epochs=h.local_epochs, steps=h.steps, batch=h.batch)
-            await net.exchange(body)
-        else:
-            await net.broadcast(body)
-            await work.train(epochs=h.local_epochs, steps=h.steps, batch=h.batch)
-            await net.gather(Parameters)
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Parameters(shared_tensors(self.model, self.hyper)))]

@@ -38,7 +38,7 @@ from torch import Tensor
 from p2pfl import PeerId, rng
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.aggregator_roles import Aggregation, AggregatorSchedule
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, statistics_stay_local
 from p2pfl.learning import losses
@@ -150,23 +150,6 @@ class FedAvgDec(Algorithm[Aggregation]):
             for body in reply.values():
                 if body.values:
                     self.adopt(body)
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        assignment = self.schedule.assignment(t, net)
-        if self.me not in assignment.participants:
-            return
-        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
-        local = self.trained(self.sent)
-        if self.me == assignment.aggregator:
-            deadline_factor = self.schedule.models_deadlines(net)
-            received = await net.gather(type(local), of=assignment.senders, deadline_factor=deadline_factor)
-            means = {body.architecture: self.averaged(body.values) for body in received.values()}
-            replies = {n: means[body.architecture] for n, body in received.items()}
-            await net.scatter({n: replies.get(n, self.averaged({})) for n in assignment.senders})
-        else:
-            await net.send(assignment.aggregator, local)
-            deadline_factor = self.schedule.reply_deadlines(net)
-            await net.gather(type(self.averaged({})), of=[assignment.aggregator], deadline_factor=deadline_factor)
 
     def shared_part(self, model: Model) -> dict[str, Tensor]:
         """Return the tensors of a model that travel and are averaged: parameters, and shared statistics."""

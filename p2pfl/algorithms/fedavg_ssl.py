@@ -46,7 +46,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms.base import Algorithm, Fraction, Work
+from p2pfl.algorithms.base import Algorithm, Fraction
 from p2pfl.algorithms.fedstyle_evaluation import ProbeOptions, generalization, personal_classifier
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric
@@ -110,8 +110,6 @@ class FedAvgSSL(Algorithm[Hyper]):
     """Whether peers exchange g, or f alone."""
     personal_net: ClassVar[bool] = False
     """Whether peers train a net that stays local besides ``content``, which is sent and averaged."""
-    trainings: ClassVar[int] = 1
-    """How often a participant trains for E_l epochs in a round."""
 
     def setup(self) -> None:
         h, features = self.hyper, self.model.features
@@ -193,15 +191,6 @@ class FedAvgSSL(Algorithm[Hyper]):
 
     def weights(self) -> Mapping[PeerId, float]:
         return self.mixing_weights
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        await self.dry_train_and_average(net, work)
-
-    async def dry_train_and_average(self, net: Net, work: Work, deadline_factor: float = 1.0) -> None:
-        participants = net.participants(self.hyper.participation)
-        if self.me in participants:
-            await work.train(epochs=self.trainings * self.hyper.local_epochs, batch=self.hyper.batch)
-        await net.exchange(self.local_content(), among=participants, deadline_factor=deadline_factor)
 
     # -- evaluation
 

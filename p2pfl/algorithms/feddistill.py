@@ -95,6 +95,7 @@ class FedDistill(ClassMeans[Hyper]):
     venue = "NeurIPS workshop MLPCD 2018"
     url = "https://arxiv.org/abs/1811.11479"
     Hyper = Hyper
+    sends_training = True
 
     def setup(self) -> None:
         super().setup()

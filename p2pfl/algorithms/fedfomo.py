@@ -47,7 +47,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import LocalTraining
@@ -154,15 +154,9 @@ class FedFomo(Algorithm[Hyper]):
             assign(theta, before)
             self.w = {self.me: 1.0}
 
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """All affinities stay equal."""
-        asked = await self.ask(t, net)
-        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-        await self.exchange_models(net, asked, Parameters(parameters_of(self.model)))
-
     async def ask(self, t: int, net: Net) -> tuple[PeerId, ...]:
         """Choose neighbors, ask them for their models, and tell the others that this peer does not need theirs."""
-        draw = rng.shared(self.seed, f"fedfomo.{self.me}", t)  # equal in a virtual run, whose peers share streams
+        draw = rng.shared(self.seed, f"fedfomo.{self.me}", t)
         asked = chosen(self.affinity, net.sources, self.hyper.models, exploration_at(self.hyper, t), draw)
         await net.broadcast(Request(asked))
         return asked

@@ -45,7 +45,6 @@ from torch.nn.functional import mse_loss
 
 from p2pfl import PeerId
 from p2pfl.algorithms.averaging import Averaging, Shared
-from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fml import WithMeme, distillation, initial_meme
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
@@ -161,10 +160,6 @@ class FedKD(Averaging):
         if self.me not in net.participants(h.participation):
             self.energy = 1.0  # its meme is not sent
         self.average(self.recovered(await self.train_and_exchange(net), net))
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        self.energy = 1.0  # ranks are not known before training, but whole matrices are larger
-        await super().dry_round(t, net, work)
 
     def local_training(self) -> None:
         """Line 2a."""

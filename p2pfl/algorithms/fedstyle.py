@@ -42,7 +42,6 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 from torch import Tensor, nn
 
 from p2pfl.algorithms import fedavg_ssl, presets
-from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.fedstyle_extraction import train_style_net, with_edges
 from p2pfl.algorithms.presets import Presets
@@ -133,13 +132,6 @@ class FedStyle(FedAvgSSL):
             "content": self.contrast(self.content, self.content.projector(content)),
             "infused": self.hyper.style_weight * self.contrast(self.content, self.content.projector(infused)),
         }
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        deadline_factor = self.deadline_factor(net)
-        if not self.style_extracted:
-            self.style_extracted = True
-            await work.train(epochs=self.hyper.style_epochs, batch=self.hyper.batch)
-        await self.dry_train_and_average(net, work, deadline_factor)
 
     # -- evaluation
 

@@ -77,7 +77,6 @@ class FedRepSSL(FedAvgSSL):
     venue = "ICML 2021"
     url = "https://arxiv.org/abs/2102.07078"
     share_projector = False
-    trainings = 2
 
     def local_training(self) -> None:
         content = self.content
@@ -171,7 +170,6 @@ class DittoSSL(FedAvgSSL):
     hyper: DittoHyper
     personal_net = True
     state = ("content", "personal", "averaged", "mixing_weights")
-    trainings = 2
 
     def local_training(self) -> None:
         self.train_modules([self.content])

@@ -52,7 +52,6 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.averaging import AnyPart, Averaging
-from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.flt_centers import LEAST_CENTERS, Autoencoder, embed, k_means, matching_distance
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.errors import MissingExtra
@@ -143,16 +142,6 @@ class FLT(Averaging):
         related = {j: body for j, body in received.items() if j not in self.dropped}  # some arrive in round 0
         if self.average(related):
             self.w = fractions({j: body.samples for j, body in related.items()})
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """No neighbor is dropped. A batch of the autoencoder takes the time of one of the model."""
-        h = self.hyper
-        if t == 0:
-            for _ in range(h.encoder_epochs):
-                await work.train(epochs=1, batch=h.encoder_batch)
-                await net.allreduce(AutoencoderParameters(parameters_of(self.encoder)))
-            await net.exchange(Centers(torch.zeros(self.clusters, h.latent), digest({})))
-        await super().dry_round(t, net, work)
 
     async def train_encoder(self, net: Net) -> None:
         """Line 1."""

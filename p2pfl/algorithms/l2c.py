@@ -46,7 +46,7 @@ from torch.nn.functional import cross_entropy
 from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms import presets
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import Adam, AdamW, LocalTraining, step_if_finite
@@ -192,13 +192,6 @@ class L2C(Algorithm[Hyper]):
             with self.streams.evaluation():
                 self.validation_loss, gradient = validation_gradient(self.model, self.data)
             self.learn({j: directional_derivative(gradient, updates[j].values) for j in self.w})  # line 18
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """After T_0, ``prune_to`` sources remain, those with the lowest ids."""
-        h = self.hyper
-        await work.train(epochs=h.local_epochs, batch=h.batch)
-        self.prune({}, net)
-        await net.exchange(Update(to_precision(parameters_of(self.model), h.precision)))
 
     def prune(self, scores: Mapping[PeerId, float], net: Net) -> None:
         """Lines 20–22: keep the sources with the largest scores, and those that joined less than T_0 rounds ago."""

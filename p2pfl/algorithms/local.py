@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
@@ -27,9 +27,6 @@ class Local(Algorithm[LocalTraining]):
 
     async def round(self, t: int, net: Net) -> None:
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def layouts(self) -> Sequence[Layout]:
         return ()

@@ -42,7 +42,7 @@ from torch.nn.functional import relu
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms import mapl_losses, presets
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.mapl_graph import GraphLearning, collaborative_graph_learning, confidence, similarities
 from p2pfl.algorithms.mapl_prototypes import Prototypes, aggregate
 from p2pfl.algorithms.registration import algorithm
@@ -149,16 +149,6 @@ class MAPL(Algorithm[Hyper]):
         self.note_contribution(own)
         received = await net.exchange(own)  # line 7
         own.values.copy_(aggregate(own, received, self.w, self.aggregation))  # line 8
-        if h.message_budget:
-            await self.check_message_budget(t, net, h.message_budget)
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """Nothing is pruned."""
-        h = self.hyper
-        await work.train(epochs=h.local_epochs, batch=h.batch)
-        if h.cgl and t >= h.warmup:
-            await net.exchange(self.local_head())
-        await net.exchange(self.local_prototypes())
         if h.message_budget:
             await self.check_message_budget(t, net, h.message_budget)
 

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from p2pfl.algorithms import mapl
-from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
@@ -67,11 +66,6 @@ class MAPLPlus(MAPL):
         weights = {j: float(self.w[j]) for j in bodies if self.w[j] > 0}
         if weights:
             self.aggregation.combine({j: bodies[j] for j in weights}, fractions(weights), out=theta)
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """Nothing is pruned."""
-        await super().dry_round(t, net, work)
-        await net.exchange(Backbone(self.local_backbone()))
 
     def local_backbone(self) -> dict[str, Tensor]:
         """Return ϑ_i, sharing memory with the modules."""

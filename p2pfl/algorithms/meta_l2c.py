@@ -52,7 +52,7 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms import l2c, presets
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.l2c import (
     aggregate,
     directional_derivative,
@@ -191,16 +191,6 @@ class MetaL2C(Algorithm[Hyper]):
             del received, local, bodies, updates, changes  # all received models, before another wait
             parameters = parameters_of(self.encoder)
             assign(parameters, (await net.allreduce(EncoderParameters(parameters))).values)  # line 24
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """After T_0, ``prune_to`` sources remain, those with the lowest ids."""
-        h, x = self.hyper, parameters_of(self.model)
-        await work.train(epochs=h.local_epochs, batch=h.batch)
-        await net.exchange(self.progress(x, x))
-        if self.prunes_in(t, net):
-            net.receive_only_from(strongest({}, net.sources, h.prune_to))
-        if h.train_encoder:
-            await net.allreduce(EncoderParameters(parameters_of(self.encoder)))
 
     def prunes_in(self, t: int, net: Net) -> bool:
         """Line 20: from round T_0 on, but not in the first round of a peer that joins late."""

@@ -40,7 +40,6 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.averaging import Averaging, WholeModel
-from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.mapl_graph import head_similarity
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import shared_tensors
@@ -108,16 +107,6 @@ class PFedSim(Averaging):
                 self.average_similar(models)
         if self.me in participants:
             self.local_training()  # line 6
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        if t < self.personalizes_from:
-            await super().dry_round(t, net, work)
-            return
-        participants = net.participants(self.hyper.participation)
-        if t > self.personalizes_from:
-            await net.exchange(self.local_model(), participants)
-        if self.me in participants:
-            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def local_training(self) -> None:
         self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)

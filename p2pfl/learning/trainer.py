@@ -38,6 +38,7 @@ class Trainer:
         outcomes: counts of what was kept, and of what was skipped because it had diverged.
         training_seconds: time spent in ``train``, by ``now``.
         trained_samples: how often a network was trained on a sample or one of its views; for a simulated clock.
+        trains: whether ``train`` takes steps. Otherwise it draws batches and counts their samples.
         before_training: called when ``train`` begins; if it returns False, nothing is trained.
         after_batch: called after each batch; may raise to stop training.
         loss_name: the loss on the labels, of the table LOSSES.
@@ -68,6 +69,7 @@ class Trainer:
         self.now: Callable[[], float] = perf_counter
         self.training_seconds = 0.0
         self.trained_samples = 0
+        self.trains = True
         self.before_training: Callable[[], bool] = lambda: True
         self.after_batch: Callable[[], None] = lambda: None
 
@@ -107,7 +109,8 @@ class Trainer:
         passes = self.views * (self.trained_models if models is None else models)
         with self.training():
             for images, labels in self._batches(epochs, steps, batch, self.streams.numpy(order)):
-                (step or self.step)(images, labels)
+                if self.trains:
+                    (step or self.step)(images, labels)
                 self.trained_samples += passes * len(labels)
                 self.after_batch()
         self.training_seconds += self.now() - began

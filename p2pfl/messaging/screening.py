@@ -93,17 +93,13 @@ class ScreeningNet(Net):
             await super().broadcast(body, to)
             return
         receivers, pipeline = await self._receivers_among(to), self._endpoint.pipeline or Pipeline()
-        self._own = self._kept(body)
+        self._own = copied(body)  # the method may go on training
         made = pipeline.outgoing(body, receivers, self.t)
-        self._announced = [(some, self._own if each is body else self._kept(each)) for some, each in made]
+        self._announced = [(some, self._own if each is body else copied(each)) for some, each in made]
         for some, each in self._announced:
             plan = self._endpoint.check(wire.encode(each).header)
             received = pipeline.incoming(wire.Message(each, self.t, self.me, plan, ""))
             await self._endpoint.send(some, ModelSketch(self._screen.sketch(received.body)))
-
-    def _kept(self, body: Body) -> Body:
-        """Return a copy of a body: the method may go on training."""
-        return copied(body)
 
     async def publish(self, body: B) -> B:
         if type(body) is not self._screen.kind:

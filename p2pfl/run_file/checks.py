@@ -46,6 +46,9 @@ def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator
             file.time.check(file.peers, file.seed)
         except TimeError as error:
             yield OptionProblem(("time", *error.key), str(error))
+        if not file.time.train and method is not None and method.sends_training:
+            text = "sends what its training computes; remove this key, or choose another algorithm"
+            yield OptionProblem(("time", "train"), f"{file.algorithm.name} {text}")
 
 
 def has_loss_of_its_own(method: type[Algorithm[Any]]) -> bool:

@@ -17,7 +17,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.attackers import drawn
 from p2pfl.codecs import Codec
 from p2pfl.data import Augmentation, Loader, Partition
-from p2pfl.errors import DataError, Problem, RunFileError
+from p2pfl.errors import DataError, P2pflError, Problem, RunFileError
 from p2pfl.graphs import Graph, Schedule
 from p2pfl.learning.gradients import GradientRule
 from p2pfl.messaging.topology import Topology
@@ -87,6 +87,17 @@ class Run:
     @property
     def peers(self) -> int:
         return self.file.peers
+
+    @property
+    def trains(self) -> bool:
+        """Whether models are trained. Otherwise a simulated clock counts the time of training."""
+        return self.file.time is None or self.file.time.train
+
+    def check_real_time(self) -> None:
+        """Raise RunFileError if the run can follow a simulated clock only."""
+        if not self.trains:
+            text = "false leaves training out, which only a simulated clock can: use `p2pfl simulate --clock`"
+            raise self.error_at("time.train", P2pflError(text))
 
     @property
     def algorithm(self) -> type[Algorithm[Any]]:
@@ -180,6 +191,8 @@ class Run:
         )
         for key in local:
             plain.pop(key)
+        if not self.trains:
+            plain["time"] = {"train": False}
         plain["data"].pop("root")
         plain["data"].pop("download")
         return plain

@@ -185,6 +185,8 @@ class Time(Section):
     """When peers are down: they neither compute nor send or receive. Default: never."""
     evaluation: bool = False
     """Whether evaluation takes time too."""
+    train: bool = True
+    """Whether models are trained and evaluated. Otherwise only messages are sent, and the time of training passes."""
 
     _short = field_validator("availability", mode="before")(_trace)
 

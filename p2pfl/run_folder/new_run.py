@@ -35,8 +35,11 @@ def create(
         here: peers will run in it, which need locks.
 
     Raises:
+        RunFileError: the run can follow a simulated clock only, and does not.
         RunFolderError: it cannot be created, is not empty, or its file system has no locks.
     """
+    if not clock:
+        run.check_real_time()
     now = datetime.now().astimezone()  # noqa: TID251  # for people
     if here:
         require_locks(root or run.file.out)

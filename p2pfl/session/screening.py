@@ -27,16 +27,9 @@ def screening_layouts(algorithm: Algorithm[Any]) -> Sequence[Layout]:
     return Layout.of(ModelSketch(torch.zeros(rule.size))), wanted
 
 
-def net_of(
-    algorithm: Algorithm[Any],
-    endpoint: Endpoint,
-    t: int,
-    seed: int,
-    screening: type[ScreeningNet] = ScreeningNet,
-    screen: type[RuleScreen] = RuleScreen,
-) -> Net:
+def net_of(algorithm: Algorithm[Any], endpoint: Endpoint, t: int, seed: int) -> Net:
     """Return what an algorithm sends and receives with in a round."""
     rule, kind = algorithm.aggregation.rule.screening, algorithm.screened
     if rule is None or kind is None:
         return Net(endpoint, t, seed)
-    return screening(endpoint, t, seed, screen(rule, algorithm.aggregation, kind, seed))
+    return ScreeningNet(endpoint, t, seed, RuleScreen(rule, algorithm.aggregation, kind, seed))

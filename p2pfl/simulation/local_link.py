@@ -54,11 +54,18 @@ class LocalHub:
         ordinary: bool | None = None
         for receiver in map(self.endpoints.__getitem__, to):
             plan = receiver.check(entry.header)
-            body = None if stored is None else _copy(stored, entry, journal)
+            body = None if stored is None else self.copy(stored, entry, journal)
             if ordinary is None:
                 ordinary = plan.is_ordinary(stored)
             message = plan.message(entry.id.t, sender, body, ordinary=ordinary)
             receiver.accept(receiver.converted(message))
+
+    def copy(self, stored: Tensor, entry: JournalEntry, journal: Journal) -> Tensor | None:
+        """Return a copy of an entry's body, which takes no memory if it is large."""
+        if entry.size >= MAPPED:
+            with suppress(OSError):  # no descriptor is left, or no mapping
+                return journal.map(entry)
+        return stored.clone()
 
     def finish(self, peer: PeerId) -> None:
         """Note that ``peer`` will send nothing more."""
@@ -121,14 +128,6 @@ class LocalHub:
         self.failure = error
         for peer in self.local:
             self.endpoints[peer].mailbox.fail(error)
-
-
-def _copy(stored: Tensor, entry: JournalEntry, journal: Journal) -> Tensor | None:
-    """Return a copy of an entry's body, which takes no memory if it is large."""
-    if entry.size >= MAPPED:
-        with suppress(OSError):  # no descriptor is left, or no mapping
-            return journal.map(entry)
-    return stored.clone()
 
 
 class LocalLink(Link):

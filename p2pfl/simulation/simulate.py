@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import cycle
 from typing import TypeVar
 
 import torch
@@ -37,6 +38,7 @@ from p2pfl.simulation.forked import ForkedHub, failure_of, run_forked
 from p2pfl.simulation.local_link import LocalHub
 from p2pfl.simulation.replaying_hub import ReplayingHub
 from p2pfl.simulation.simulated_time import SimulatedTime
+from p2pfl.simulation.untrained import SharedBodies, SharedMemory, UntrainedHub
 
 T = TypeVar("T")
 OnRound = Callable[[PeerId, int], None]
@@ -65,7 +67,7 @@ def simulate(
         Results by peer id.
 
     Raises:
-        RunFileError: there is no GPU, but the run file requires one.
+        RunFileError: there is no GPU, but the run file requires one; or training is left out without a clock.
         RunFolderError: another process runs a peer of the folder, or the peers' files are too many.
         CheckpointError: the peers' checkpoints do not fit one another.
         Deadlock: every peer waits for a message and none is in transit.
@@ -73,6 +75,7 @@ def simulate(
     """
     jobs = min(jobs, run.peers)
     if not clock:  # which gives messages an order
+        run.check_real_time()
         check_order(run, folder)
     device = simulation_device(run, jobs)
     if jobs > 1 and folder is None:
@@ -83,21 +86,22 @@ def simulate(
     with children_of_plugins(kill=False):
         data = load_data(run, folder.root if folder else None, record=True)
     sessions: list[Session] = []
+    in_turn = cycle(sessions)
     logs: dict[PeerId, logging.Logger] = {}
     time = SimulatedTime(run, data) if clock else None
+    memory = None if run.trains else SharedMemory()
 
     def after_round(peer: PeerId, t: int) -> None:
         on_round(peer, t)
         if clock:
-            for session in sessions:
-                session.status_file.write()  # nothing else does if a peer waits for long
+            next(in_turn).status_file.write()  # nothing else does if that peer waits for long
 
     frozen: set[str | None] = set()
     with ExitStack() as files, _limit_of_files(folder, run.peers), deterministic(strictly=device.type == "cpu"):
         hub: LocalHub
         if time is not None:
             files.callback(time.loop.close)
-            hub = ClockHub(time, run.file.transport, logs)
+            hub = (ClockHub if run.trains else UntrainedHub)(time, run.file.transport, logs)
         else:
             hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
         for me in range(run.peers):
@@ -112,11 +116,14 @@ def simulate(
             run_id = folder.info["id"] if folder else "0" * 16
             runtime = Runtime(device, log=log, on_round=after_round)
             if time is not None:
-                runtime = replace(runtime, wait_policy=time.wait_policy(me), clock=time.clock)
+                store = None if memory is None else SharedBodies(memory)
+                runtime = replace(runtime, wait_policy=time.wait_policy(me), clock=time.clock, store=store)
             elif peer_folder is not None:
                 runtime = replace(runtime, store=files.enter_context(closing(FileStore(peer_folder.journal))))
             logs[me] = log
             session = Session(run, me, run_id, data, peer_folder, runtime)
+            if memory is not None:
+                memory.share(session.algorithm)
             frozen.add(frozen_digest(session.algorithm))
             hub.join(session.endpoint)
             try:

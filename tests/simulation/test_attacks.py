@@ -18,9 +18,7 @@ from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.method_results import layouts_of
-from p2pfl.simulation.machine import Machine
 from p2pfl.simulation.simulate import simulate
-from p2pfl.simulation.virtual import run_virtually
 from tests.conftest import tree
 from tests.golden.runs import RUNS
 from tests.simulation.test_stop_and_resume import stop_all_after
@@ -108,12 +106,11 @@ def test_a_resolved_run_file_gives_an_equal_run() -> None:
     assert (again.attacks, again.config_hash()) == (run.attacks, run.config_hash())
 
 
-def test_bytes_are_predicted_with_the_classes_of_poisoned_samples() -> None:
-    run = make("fedproto, some take part", {"peers": [0, 1, 2], "name": "label-flip", "flips": {0: 1, 5: 6, 7: 6}})
-    predicted = run_virtually(run, Machine(cores=4, training_seconds=1.0, evaluation_seconds=1.0))
-    sent = [{str(to): kinds for to, kinds in sorted(peer.sent.items())} for peer in predicted.peers]
-    assert sent == [result.sent for result in simulate(run)]
-    assert sent != [result.sent for result in simulate(make("fedproto, some take part"))]
+def test_bytes_without_training_are_those_of_the_classes_of_poisoned_samples() -> None:
+    name, flips = "fedproto, some take part", {"peers": [0, 1, 2], "name": "label-flip", "flips": {0: 1, 5: 6, 7: 6}}
+    sent = [result.sent for result in simulate(make(name, flips, time={"train": False}), clock=True)]
+    assert sent == [result.sent for result in simulate(make(name, flips))]
+    assert sent != [result.sent for result in simulate(make(name))]
 
 
 def test_several_processes_end_with_the_same_bits(prepare: Any, tmp_path: Path) -> None:

@@ -19,14 +19,11 @@ from p2pfl.options import OptionErrors
 from p2pfl.rng import Streams
 from p2pfl.run_file.load import from_dict
 from p2pfl.session.build import load_data, make_algorithm
-from p2pfl.simulation.machine import Machine
 from p2pfl.simulation.simulate import simulate
-from p2pfl.simulation.virtual import run_virtually
 from p2pfl.tensors import buffers_of, clone, parameters_of, statistics_of, weighted_sum
 from tests.bodies import arrive, complete
 from tests.conftest import tree
 from tests.support import peer_data, random_dataset, run_rounds, setting
-from tests.unit.session.test_virtual import FREE
 
 INPUTS, CLASSES, PEERS = 4, 3, 4
 LINE = Topology.from_edges(PEERS, [(i, i + 1) for i in range(PEERS - 1)])
@@ -225,14 +222,13 @@ def test_a_model_without_batch_normalization_is_refused(algorithm: str, models: 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in SHARING if name != "flt"])
-def test_predictions_of_messages_include_them_and_the_result_names_them(name: str) -> None:
+def test_messages_without_training_include_them_and_the_result_names_them(name: str) -> None:
     more = {"energy_start": 1.0, "energy_end": 1.0} if name == "fedkd" else {}
     algorithm = {"name": name, "share_statistics": True, "batch": 16, **more}
-    run = from_dict(tree(algorithm=algorithm, models="tiny-cnn", rounds=2))
-    predicted, results = run_virtually(run, Machine(**FREE)).peers, simulate(run)
-    assert [peer.sent for peer in predicted] == [
-        {int(to): kinds for to, kinds in result.sent.items()} for result in results
-    ]
+    changes = {"algorithm": algorithm, "models": "tiny-cnn", "rounds": 2}
+    results = simulate(from_dict(tree(**changes)))
+    untrained = simulate(from_dict(tree(**changes, time={"train": False})), clock=True)
+    assert [result.sent for result in untrained] == [result.sent for result in results]
     assert all(result.statistics.startswith("averaged") for result in results)
 
 

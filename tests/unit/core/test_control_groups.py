@@ -17,8 +17,6 @@ from p2pfl import control_groups
 from p2pfl.control_groups import available_memory, cpu_quota, total_memory, usable_cores
 from p2pfl.run_folder.run_info import describe_run
 from p2pfl.session.gpus import peers_at_once
-from p2pfl.simulation import machine
-from p2pfl.simulation.machine import Machine
 from peers.host import hello
 
 Build = Callable[..., Path]
@@ -174,7 +172,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("limited")
-def test_a_quota_limits_slots_jobs_hosts_and_predictions(make_run: Any, tmp_path: Path) -> None:
+def test_a_quota_limits_slots_jobs_and_hosts(make_run: Any, tmp_path: Path) -> None:
     run = make_run()
     assert peers_at_once(run.file, 0) == 2
     assert peers_at_once(make_run(threads=2).file, 0) == 1
@@ -182,7 +180,7 @@ def test_a_quota_limits_slots_jobs_hosts_and_predictions(make_run: Any, tmp_path
     folder = SweepFolder(tmp_path)
     folder.write(Sweep("", "x.yaml", True))
     assert default_jobs(folder) == 2
-    assert hello()["cores"] == describe_run(run, "")["cores"] == Machine().cores == 2
+    assert hello()["cores"] == describe_run(run, "")["cores"] == 2
 
 
 @pytest.mark.usefixtures("limited")
@@ -191,10 +189,3 @@ def test_doctor_names_the_quota() -> None:
     assert texts["CPU"] == "2 of 8 cores usable: /sys/fs/cgroup/job/cpu.max allows 2.5 CPUs"
     if "none" in texts["GPU"]:
         assert texts["GPU"] == "none; peers compute on 2 CPU cores"
-
-
-def test_predictions_know_the_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pids.max").write_text("77\n")
-    monkeypatch.setattr(machine, "control_groups", lambda root, controller: [tmp_path / "none", tmp_path])
-    assert Machine().tasks == 77
-    assert Machine().memory == total_memory()
