@@ -154,7 +154,7 @@ def _has_groups(members: Sequence[Any]) -> bool:
 
 
 def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -> None:
-    from launcher.comparison.groups import varied, without_attackers
+    from launcher.comparison.groups import untrained, varied, without_attackers
     from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
     from launcher.comparison.test_sets import differing, names
@@ -168,7 +168,8 @@ def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -
         if further is not None:
             console.print()
             console.print(further)
-    notes = [different_tests(differing(members)) if several else "", without_attackers(members)]
+    tests = different_tests(differing(members)) if several else ""
+    notes = [tests, without_attackers(members), untrained(members)]
     for note in filter(None, notes):
         console.print()
         console.print(note, style="dim")
