@@ -29,6 +29,8 @@ X_AXES: dict[str, Spec] = {
     "seconds": quantitative("seconds", title="seconds since the start"),
 }
 """Against what accuracy is shown."""
+CLOCK_AXES = {**X_AXES, "seconds": {**X_AXES["seconds"], "title": "simulated seconds since the start"}}
+"""The same on a simulated clock."""
 MANY = 10
 """Groups or classes from which on a palette of twenty colors is used."""
 PICKED = {"name": "picked", "value": -1}
@@ -104,15 +106,19 @@ def palette(values: Sequence[Any]) -> Spec:
     return {"scale": {"domain": list(values), **({"scheme": "tableau20"} if len(values) > MANY else {})}}
 
 
-def curves(peers: int, groups: Sequence[int | None], *, points: bool, attackers: bool) -> Chart:
-    """Accuracy: a thin line per peer, and the mean of all honest ones; with a point per round if these are few."""
+def curves(peers: int, groups: Sequence[int | None], *, points: bool, attackers: bool, simulated: bool) -> Chart:
+    """Accuracy: a thin line per peer, and the mean of all honest ones; with a point per round if these are few.
+
+    Args:
+        simulated: seconds are those of a simulated clock.
+    """
     return Chart(
         "accuracy",
         f"Accuracy on each peer's local test split, {peers} peers: a thin line per peer, the mean as a thick line, "
         "and its standard deviation over peers as a band",
         "Thin lines: peers, colored by group. Thick line and band: mean ± standard deviation over peers."
         + (" Attackers are dashed, and not in the mean." if attackers else ""),
-        {name: _curves(x, groups, points, attackers) for name, x in X_AXES.items()},
+        {name: _curves(x, groups, points, attackers) for name, x in (CLOCK_AXES if simulated else X_AXES).items()},
         ("rounds", "means"),
         needs="accuracy",
         choice="Accuracy against",
@@ -223,12 +229,47 @@ def neighbors(
     )
 
 
-def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
-    """Seconds of each peer by phase, stacked."""
+def ages(kinds: Sequence[str], *, points: bool) -> Chart:
+    """How old the messages are that rounds take which do not wait: median and range by round."""
+    x, y = X_AXES["rounds"], quantitative("median", title="age in rounds", axis={"tickMinStep": 1})
+    tooltip = [
+        {"field": "t", "title": "round"},
+        {"field": "median"},
+        {"field": "low", "title": "lowest"},
+        {"field": "high", "title": "highest"},
+    ]
+    band = {"type": "area", "opacity": 0.2, "color": "@accent", "aria": False}
+    line = {"type": "line", "strokeWidth": 2.5, "color": "@accent", "point": _point(points, "@accent")}
+    hidden = {"type": "point", "size": 90, "opacity": 0, "aria": False}
+    layers = [
+        {"mark": band, "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}},
+        {"mark": line, "encoding": {"x": x, "y": y}},
+        {"mark": hidden, "encoding": {"x": x, "y": y, "tooltip": tooltip}},
+    ]
+
+    def spec(kind: str) -> Spec:
+        of_kind = {"filter": {"field": "kind", "equal": kind}}
+        return {"data": {"name": "ages"}, "transform": [of_kind], "layer": layers}
+
+    return Chart(
+        "ages",
+        "Age of the messages that the peers take, by round: the median as a line, the range as a band",
+        "How many rounds before a peer's own round the messages that it takes were sent: the median over all peers "
+        "and their neighbors, and the range. Below 0: the neighbor was ahead.",
+        {kind: spec(kind) for kind in kinds} if len(kinds) > 1 else {"": spec(kinds[0])},
+        ("ages",),
+        choice="Ages of",
+        height=220,
+    )
+
+
+def time(order: Sequence[int], phases: Sequence[str], *, simulated: bool) -> Chart:
+    """Seconds of each peer by phase, stacked; those of a clock if that is ``simulated``."""
+    title = "simulated seconds" if simulated else "seconds"
     legend = {"orient": "top", "columns": 3}
     encoding = {
         "y": ordinal("peer", sort=None, scale={"domain": list(order)}, axis={"labelOverlap": True}),
-        "x": quantitative("seconds", title="seconds", stack=True),
+        "x": quantitative("seconds", title=title, stack=True),
         "color": nominal("phase", title=None, scale={"domain": list(phases)}, legend=legend),
         "order": quantitative("rank"),
         "tooltip": [{"field": "peer"}, {"field": "phase"}, {"field": "seconds", "format": ".2f"}],
@@ -244,8 +285,8 @@ def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
     )
 
 
-def compared(names: Sequence[str]) -> Chart:
-    """Mean accuracy of several groups of runs, with bands over their seeds."""
+def compared(names: Sequence[str], *, simulated: bool) -> Chart:
+    """Mean accuracy of several groups of runs, with bands over their seeds; on a clock if that is ``simulated``."""
     legend = {"orient": "top", "columns": 1, "labelLimit": 320, "symbolType": "stroke", "symbolOpacity": 1}
     color, y = nominal("name", title=None, legend=legend, **palette(names)), accuracy("mean")
     tooltip = [
@@ -271,7 +312,7 @@ def compared(names: Sequence[str]) -> Chart:
         "compared",
         "Mean accuracy over peers of each group of runs, with the standard deviation over seeds as a band",
         "Lines: mean over peers and seeds. Bands: ± standard deviation over seeds.",
-        {name: spec(x) for name, x in X_AXES.items()},
+        {name: spec(x) for name, x in (CLOCK_AXES if simulated else X_AXES).items()},
         ("compared",),
         choice="Accuracy against",
         height=400,

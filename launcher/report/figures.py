@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.comparison.groups import RunGroup
+from launcher.comparison.groups import SIMULATED, RunGroup, common_clock
 from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
 from launcher.report.collect import ReportedRun
@@ -39,8 +39,14 @@ def _curves(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     if mean:
         keys = ("t", "bytes", "seconds", "mean", "low", "high", "std")
         columns: dict[str, list[Any]] = {key: [rounded(row[key]) for row in mean] for key in keys}
-        few = len(mean) <= FEW
-        figures.add(charts.curves(len(run.history.peers), groups, points=few, attackers=attackers), means=columns)
+        shown = charts.curves(
+            len(run.history.peers),
+            groups,
+            points=len(mean) <= FEW,
+            attackers=attackers,
+            simulated=bool(run.summary.clock),
+        )
+        figures.add(shown, means=columns)
     for k, term in enumerate(run.history.terms):
         rounds = {row["t"] for row in run.history.rows if row["loss"].get(term) is not None}
         figures.add(charts.loss(k, term, points=len(rounds) <= FEW, attackers=attackers))
@@ -236,7 +242,10 @@ def _costs(figures: Figures, run: ReportedRun) -> None:
         ]
         table = {name: [row[k] for row in spent] for k, name in enumerate(("peer", "phase", "rank", "seconds"))}
         shown = [phase for phase in phases if phase in set(table["phase"])]
-        figures.add(charts.time(order, shown), time=table)
+        figures.add(charts.time(order, shown, simulated=bool(run.summary.clock)), time=table)
+    ages = history.ages(recorded)
+    if kinds := sorted(set(ages["kind"])):
+        figures.add(charts.ages(kinds, points=len(set(ages["t"])) <= FEW), ages=ages)
 
 
 def of_several(groups: Sequence[RunGroup]) -> Figures:
@@ -246,5 +255,6 @@ def of_several(groups: Sequence[RunGroup]) -> Figures:
     if rows:
         names = [group.title for group in groups]
         table = {key: [row[key] if key == "name" else rounded(row[key]) for row in rows] for key in rows[0]}
-        figures.add(charts.compared(names), compared=table)
+        members = [member for group in groups for member in group.members]
+        figures.add(charts.compared(names, simulated=common_clock(members) == SIMULATED), compared=table)
     return figures

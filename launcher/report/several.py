@@ -9,8 +9,9 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
+from launcher.comparison import curves
 from launcher.comparison.groups import ComparedRun, RunGroup, common_mask, group
-from launcher.comparison.statistics import are_equal, holm, p_value
+from launcher.comparison.statistics import Statistic, are_equal, holm, mean_by_seed, p_value
 from launcher.comparison.test_sets import alike
 from launcher.facts.sweep_folder import SweepRun
 from launcher.report import history
@@ -59,13 +60,13 @@ def curve(of: RunGroup) -> list[dict[str, Any]]:
     Runs of which no peer has finished are left out, unless there are no others.
     """
     by_round: dict[float, list[dict[str, float]]] = {}
-    curves = {
+    by_run = {
         id(member): history.means(history.read(records.read(member.folder), member.summary.attacks))
         for member in of.members
     }
-    members = of.counted or [member for member in of.members if curves[id(member)]]
+    members = of.counted or [member for member in of.members if by_run[id(member)]]
     for member in members:
-        for row in curves[id(member)]:
+        for row in by_run[id(member)]:
             by_round.setdefault(row["t"], []).append(row)
     rows = []
     for t, found in sorted(by_round.items()):
@@ -78,6 +79,15 @@ def curve(of: RunGroup) -> list[dict[str, Any]]:
         spread = {"mean": mean, "std": std, "low": mean - std, "high": mean + std}
         rows.append({"name": of.title, "t": t, **across, **spread, "seeds": len(found)})
     return rows
+
+
+def seconds_to(of: RunGroup, target: float) -> Statistic | None:
+    """Return after how many seconds the accuracy reached ``target``, over the seeds of the runs that have."""
+    found = (
+        (member.seed, curves.seconds_to(curves.curves(member.folder, member.summary.masked_test).times, target))
+        for member in of.counted
+    )
+    return Statistic.of(mean_by_seed(found).values())
 
 
 def tests(groups: Sequence[RunGroup]) -> list[PairedTest]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -18,6 +18,7 @@ from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import MessageCounts
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.outcomes import MESSAGES
+from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.folder import FINAL, PeerFolder, Phase, Result, Status
 from p2pfl.run_folder.peer_log import details
 from p2pfl.session.evaluation import Evaluations
@@ -140,8 +141,8 @@ def log_round(
     if record.sources or record.receivers:
         more.append(f"sources={record.sources} receivers={'?' if record.receivers is None else record.receivers}")
     for kind, ages in record.ages.items():
-        taken = sorted(ages.values())
-        more.append(f"ages of {kind} median={median(taken):g} from={taken[0]} to={taken[-1]}")
+        median, lowest, highest = AgeRange.of(Counter(ages.values()))
+        more.append(f"ages of {kind} median={median:g} from={lowest} to={highest}")
     if record.weights:
         largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
         more.append("largest weights " + " ".join(f"{j}={weight:.3f}" for j, weight in largest))
@@ -220,6 +221,7 @@ def make_result(
         error=error,
         tested_on=asdict(algorithm.data.tested_on),
         statistics=_norm_statistics(algorithm),
+        ages={kind: {str(age): counts[age] for age in sorted(counts)} for kind, counts in totals.ages.items()},
     )
 
 
