@@ -37,8 +37,7 @@ def _curves(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     figures.tables["rounds"] = history.columns(run.history, run.groups)
     mean, attackers = history.means(run.history), bool(run.summary.attacks)
     if mean:
-        keys = ("t", "bytes", "seconds", "mean", "low", "high", "std")
-        columns: dict[str, list[Any]] = {key: [rounded(row[key]) for row in mean] for key in keys}
+        moments = history.means_over_time(run.history)
         shown = charts.curves(
             len(run.history.peers),
             groups,
@@ -46,10 +45,15 @@ def _curves(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
             attackers=attackers,
             simulated=bool(run.summary.clock),
         )
-        figures.add(shown, means=columns)
+        figures.add(shown, means=_columns(mean), moments=_columns(moments))
     for k, term in enumerate(run.history.terms):
         rounds = {row["t"] for row in run.history.rows if row["loss"].get(term) is not None}
         figures.add(charts.loss(k, term, points=len(rounds) <= FEW, attackers=attackers))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return a table of rows that have the same keys, of which there is at least one, with its numbers rounded."""
+    return {key: [row[key] if key == "name" else rounded(row[key]) for row in rows] for key in rows[0]}
 
 
 def _graph(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
@@ -251,10 +255,11 @@ def _costs(figures: Figures, run: ReportedRun) -> None:
 def of_several(groups: Sequence[RunGroup]) -> Figures:
     """Return the curves of several groups of runs."""
     figures = Figures()
-    rows = [row for group in groups for row in several.curve(group)]
+    curves = [(group.title, several.histories(group)) for group in groups]
+    rows = [row for title, runs in curves for row in several.curve(title, runs)]
     if rows:
-        names = [group.title for group in groups]
-        table = {key: [row[key] if key == "name" else rounded(row[key]) for row in rows] for key in rows[0]}
+        moments = [row for title, runs in curves for row in several.curve_over_time(title, runs)]
         members = [member for group in groups for member in group.members]
-        figures.add(charts.compared(names, simulated=common_clock(members) == SIMULATED), compared=table)
+        chart = charts.compared([title for title, _ in curves], simulated=common_clock(members) == SIMULATED)
+        figures.add(chart, compared=_columns(rows), compared_moments=_columns(moments))
     return figures

@@ -16,6 +16,8 @@ MAX_ROWS = 6_000
 """Rows of peers and rounds that a page holds; of longer runs, rounds are left out evenly."""
 MAX_CELLS = 200_000
 """Cells of all matrices of mixing weights that a page holds; likewise."""
+MAX_MOMENTS = 300
+"""Moments at which means against seconds are shown, likewise."""
 PHASES = ("training", "waiting", "queued", "sending", "evaluating")
 SENDERS = ("honest neighbors", "attackers")
 """Whose messages are compared with an honest peer's own."""
@@ -199,6 +201,26 @@ def means(history: History) -> list[dict[str, float]]:
         for t, rows in sorted(by_round.items())
         if 2 * len(rows) >= len(history.honest)
     ]
+
+
+def means_over_time(history: History) -> list[dict[str, float]]:
+    """Return mean and standard deviation over honest peers of their last evaluations, by seconds since the start.
+
+    They begin at the moment at which each of these peers has had one; peers may be in different rounds.
+    """
+    by_moment: dict[float, dict[int, float]] = defaultdict(dict)
+    for row in history.rows:
+        if row["accuracy"] is not None and row["peer"] not in history.attackers:
+            by_moment[row["seconds"]][row["peer"]] = row["accuracy"]
+    peers = {peer for found in by_moment.values() for peer in found}
+    kept = set(thinned(range(len(by_moment)), MAX_MOMENTS))
+    last: dict[int, float] = {}
+    rows = []
+    for k, (seconds, found) in enumerate(sorted(by_moment.items())):
+        last |= found
+        if k in kept and len(last) == len(peers):
+            rows.append({"seconds": seconds, **_spread(list(last.values()))})
+    return rows
 
 
 def _spread(accuracies: Sequence[float]) -> dict[str, float]:

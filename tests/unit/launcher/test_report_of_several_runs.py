@@ -45,7 +45,7 @@ def test_runs_are_grouped_by_what_differs_besides_the_seed(make_folder: MakeFold
         "algorithm.momentum": ["(none)", "(none)", 0.9, 0.9],
     }
     assert [(group.title, len(group.members)) for group in groups] == [("lr=0.1", 2), ("lr=0.2", 2)]
-    first = several.curve(groups[0])[0]
+    first = several.curve("lr=0.1", several.histories(groups[0]))[0]
     assert (first["mean"], first["std"], first["seeds"]) == (pytest.approx(0.55), pytest.approx(0.0707, abs=1e-4), 2)
 
 
@@ -90,14 +90,14 @@ def test_runs_that_have_not_finished_are_in_neither_results_nor_tests_nor_curves
     assert set(several._by_peer(groups[0])) == {(0, 0), (0, 1), (1, 0), (1, 1)}
     (test,) = several.tests(groups)
     assert test.pairs == 2
-    assert [row["seeds"] for row in several.curve(groups[0])] == [2, 2, 2]
-    assert [row["seeds"] for row in several.curve(groups[1])] == [3, 3, 3]
+    assert [row["seeds"] for row in several.curve("", several.histories(groups[0]))] == [2, 2, 2]
+    assert [row["seeds"] for row in several.curve("", several.histories(groups[1]))] == [3, 3, 3]
     text = comparison._verdicts(groups, [test])
     assert "1 of the runs did not finish." in text
     assert "leave out 1 of the runs: no peer of theirs has finished" in text
     alone = several.read([(runs[2], None)])  # nothing to say, but no error
     assert "Least traffic" not in comparison._verdicts(alone, [])
-    assert "Mean over peers" in comparison._results(alone)
+    assert "Mean over peers" in comparison._results(alone, None)
 
 
 def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> None:
