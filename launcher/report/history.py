@@ -110,8 +110,8 @@ def read(records: Iterable[Record], attackers: Collection[int] = ()) -> History:
             history.weights[t][peer] = record.weights
         if peer not in attackers:
             _add_neighbors(history, record)
-        for kind, counts in record.ages.items():
-            history.ages[name(kind), t].update(counts)
+        for kind, ages_of_kind in record.ages.items():
+            history.ages[name(kind), t].update(ages_of_kind)
     history.peers = sorted({row["peer"] for row in history.rows})
     return history
 

@@ -207,9 +207,9 @@ class Totals:
         self.note_accuracy(record.evaluations.personal, record.t)
         self.outcomes.add(record.outcomes, record.t)
         for kind, ages in record.ages.items():
-            counts = self.ages.setdefault(kind, {})
+            of_kind = self.ages.setdefault(kind, {})
             for age in ages.values():
-                counts[age] = counts.get(age, 0) + 1
+                of_kind[age] = of_kind.get(age, 0) + 1
 
     def ended(self) -> tuple[Phase, str]:
         """Return how a peer ends after its last round: "failed", and why, if every result was discarded."""
