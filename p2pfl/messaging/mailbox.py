@@ -60,6 +60,8 @@ class Mailbox:
 
     waits = True
     """Whether a round waits for what it takes; otherwise, nothing is missing."""
+    staleness = 0.0
+    """By how many rounds at most a message may be older or newer than the round that takes it."""
     keeps: ClassVar[bool] = False
     """Whether messages stay after they were taken, since later rounds may take them too (messaging/newest.py)."""
 
@@ -118,10 +120,14 @@ class Mailbox:
             del self._queues[key]
         return message
 
-    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, Message]:
-        """Take one message of each sender, as far as they have arrived."""
+    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
+        """Take what round ``t`` takes of each sender from which something has arrived: here, one message."""
         taken = {sender: self.take((t, kind, sender)) for sender in senders}
-        return {sender: message for sender, message in taken.items() if message is not None}
+        return {sender: [message] for sender, message in taken.items() if message is not None}
+
+    def retakes(self, kind: str) -> bool:
+        """Return whether later rounds may take a message again that a round has taken."""
+        return False
 
     def miss(self, key: Key) -> None:
         """Discard the next message under ``key`` when it arrives: the wait that it was sent for has ended."""
