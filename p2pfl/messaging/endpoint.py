@@ -365,7 +365,7 @@ class Endpoint:
             awaited: their senders.
         """
         awaited = sorted(awaited)
-        await self.waits.wait(kind, awaited, t)
+        await self.waits.wait(kind, sorted({*awaited, *self.mailbox.repeats(kind)}), t)
         if absent := [sender for sender in awaited if (t, kind, sender) not in self.mailbox]:
             self.count_as_missing(kind, absent)
         taken = self._taken(kind, sorted(senders), self.t)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from p2pfl import PeerId
@@ -128,6 +128,10 @@ class Mailbox:
     def retakes(self, kind: str) -> bool:
         """Return whether later rounds may take a message again that a round has taken."""
         return False
+
+    def repeats(self, kind: str) -> Collection[PeerId]:
+        """Return the senders whose messages this round takes because an earlier process of this peer took them."""
+        return ()
 
     def miss(self, key: Key) -> None:
         """Discard the next message under ``key`` when it arrives: the wait that it was sent for has ended."""

@@ -155,6 +155,10 @@ class NewestMailbox(Mailbox):
             return not self.waits or bool(self._choice(kind, sender))
         return bool(held) if t == NEXT else self._arrived.get((kind, sender), NEXT) >= t
 
+    def repeats(self, kind: str) -> Collection[PeerId]:
+        take = self._repeated.get((self._round, kind))
+        return () if take is None else [sender for sender, rounds in take.rounds.items() if rounds]
+
     def _wanted(self, kind: str, sender: PeerId) -> Sequence[int] | None:
         """Return the rounds of the bodies that a take to repeat names; None if the take will be a new one."""
         take = self._repeated.get((self._round, kind))
