@@ -116,8 +116,9 @@ class Sweep:
         if search is not None and not isinstance(search, dict):
             raise TypeError("search: not a mapping")
         sets = tuple(map(str, plain["set"]))
-        more = str(plain.get("sha256", "")), str(plain.get("backend", "local")), bool(plain.get("clock", False))
-        return cls(*texts, bool(plain["simulate"]), sets, grid, points, search, *more)
+        more = str(plain.get("sha256", "")), str(plain.get("backend", "local"))
+        clock = bool(plain.get("clock", False))
+        return cls(*texts, bool(plain["simulate"]), sets, grid, points, search, *more, clock)
 
 
 def _name(text: Any) -> str:

@@ -397,12 +397,12 @@ def test_a_run_on_a_simulated_clock_begins_again_unless_it_has_finished(
     folder.clear_unresumable("a")
     assert folder.state("a") == "interrupted"  # it has checkpoints
     folder.write(replace(folder.sweep, clock=True))
-    started = []
-    monkeypatch.setattr("launcher.sweep.jobs.subprocess.Popen", lambda words, **_: started.append(words) or Mock())
+    command = Mock()
+    monkeypatch.setattr("launcher.sweep.jobs.subprocess.Popen", command)
     monkeypatch.setattr("launcher.sweep.jobs.ProcessEnd", Mock())
     for name in "ab":
         Job(folder, name)
-    again, finished = ([word for word in words[4:] if word[0] != "/"] for words in started)
+    again, finished = ([word for word in call.args[0][4:] if word[0] != "/"] for call in command.call_args_list)
     assert again == ["simulate", "--clock", "--run-dir", "--json"]
     assert finished == ["resume", "--json"]
     assert not folder.run("a").root.exists()
