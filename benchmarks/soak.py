@@ -36,12 +36,11 @@ from scipy import stats
 from benchmarks.bench import procfs
 from benchmarks.bench.measuring import kill_tree, scratch_folder
 from benchmarks.bench.runs import light
-from benchmarks.scenarios import COMMAND, p2pfl, start, tail
+from benchmarks.scenarios import COMMAND, simulate, start, tail, waits
 from launcher.facts.digests import compare
 from launcher.facts.processes import find_process
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
-from p2pfl.run_folder.replay import order_of
 
 PARTS = 20
 """Parts of the run whose means are fitted."""
@@ -163,10 +162,8 @@ def _is_running(files: PeerFolder) -> bool:
 
 def same_as_simulated(folder: RunFolder) -> bool:
     """Whether a simulation ends with the digests of a finished run, whose order it repeats if there is one."""
-    simulated = folder.root.with_name("simulated")
-    replay = ["--replay", folder.root] if order_of(folder.peer(0)).exists() else []
-    p2pfl("simulate", folder.run_file, "--run-dir", simulated, *replay)
-    return compare(folder, RunFolder(simulated)).same
+    replay = [] if waits(folder) else ["--replay", folder.root]
+    return compare(folder, simulate(folder.run_file, *replay)).same
 
 
 def not_repeated(folder: RunFolder) -> int:

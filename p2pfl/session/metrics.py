@@ -189,6 +189,8 @@ class Totals:
     outcomes: Outcomes = field(default_factory=Outcomes)
     ages: dict[str, dict[int, int]] = field(default_factory=dict)
     """Messages of each age that the rounds have taken, by kind."""
+    last_ages: list[float] | None = None
+    """Median, lowest and highest age of the messages that the last round took."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**vars(self), "outcomes": vars(self.outcomes)}
@@ -206,6 +208,7 @@ class Totals:
         self.missing += sum(map(len, record.missing.values()))
         self.note_accuracy(record.evaluations.personal, record.t)
         self.outcomes.add(record.outcomes, record.t)
+        self.last_ages = record.age_range()
         for kind, ages in record.ages.items():
             of_kind = self.ages.setdefault(kind, {})
             for age in ages.values():

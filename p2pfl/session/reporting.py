@@ -99,6 +99,7 @@ class StatusFile:
             self.status.bytes_out, self.status.bytes_in = self._totals.bytes_out(), self._totals.bytes_in()
             self.status.messages_out = self._totals.messages_out()
             self.status.skipped = dict(self._totals.outcomes.skipped)
+            self.status.ages = self._totals.last_ages
         if self.status != self._written:
             self.status.unread, self.status.undelivered = self._queues()
             current = replace(self.status)

@@ -297,7 +297,6 @@ class Session:
         self.algorithm.training_seconds = 0.0
         self.rounds_done = t + 1
         self.totals.add(record)
-        self.status.ages = record.age_range()
         if self.folder is not None:
             metrics.append(self.folder.metrics, record)
         self._recorded = t

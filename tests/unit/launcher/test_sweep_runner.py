@@ -9,7 +9,6 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
@@ -386,27 +385,6 @@ def test_an_incomplete_run_folder_is_deleted_before_its_run_starts(folder: Sweep
     (root / "run.yaml").touch()
     folder.clear_unresumable("a")
     assert root.exists()
-
-
-def test_a_run_on_a_simulated_clock_begins_again_unless_it_has_finished(
-    folder: SweepFolder, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder.root / "runs").mkdir()
-    for name, results in {"a": {0: None}, "b": {}}.items():
-        make_folder(f"made-{name}", results=results).root.rename(folder.run(name).root)
-    folder.clear_unresumable("a")
-    assert folder.state("a") == "interrupted"  # it has checkpoints
-    folder.write(replace(folder.sweep, clock=True))
-    command = Mock()
-    monkeypatch.setattr("launcher.sweep.jobs.subprocess.Popen", command)
-    monkeypatch.setattr("launcher.sweep.jobs.ProcessEnd", Mock())
-    for name in "ab":
-        Job(folder, name)
-    again, finished = ([word for word in call.args[0][4:] if word[0] != "/"] for call in command.call_args_list)
-    assert again == ["simulate", "--clock", "--run-dir", "--json"]
-    assert finished == ["resume", "--json"]
-    assert not folder.run("a").root.exists()
-    assert folder.state("b") == "finished"
 
 
 # ---- progress ----------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ def test_totals_count_messages_by_age_and_survive_a_checkpoint() -> None:
     totals.add(record(1, {"Parameters": {1: 1, 2: -3}, "Head": {1: 1}}))
     totals.add(record(2, {}))
     assert totals.ages == {"Parameters": {0: 2, 1: 1, -3: 1}, "Head": {1: 1}}
+    assert totals.last_ages is None
     assert Totals.from_state_dict(totals.state_dict()).ages == totals.ages
 
 
