@@ -47,6 +47,15 @@ class RuleList(Rule):
                 raise ValueError(f"{name!r} screens models before they are sent, so it must be the first rule")
         return self
 
+    @model_validator(mode="after")
+    def _weights_are_used(self) -> RuleList:
+        weighing = None
+        for name, member in self.members:
+            if weighing is not None and not member.weighted:
+                raise ValueError(f"{name!r} ignores the weights that {weighing!r} before it sets; list it first")
+            weighing = name if member.only_weighs else weighing
+        return self
+
     @cached_property
     def members(self) -> list[tuple[str, Rule]]:
         """The rules and their names."""
@@ -63,6 +72,10 @@ class RuleList(Rule):
     @property
     def needs_last(self) -> bool:  # type: ignore[override]
         return any(member.needs_last for _, member in self.members)
+
+    @property
+    def needs_ages(self) -> bool:  # type: ignore[override]
+        return any(member.needs_ages for _, member in self.members)
 
     @property
     def screening(self) -> Screening | None:

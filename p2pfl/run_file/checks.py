@@ -177,6 +177,13 @@ def check_synchrony(
     attacks: Sequence[Adversary | None],
 ) -> Iterator[OptionProblem]:
     """Rounds that do not wait for one another need a method, a rule and attacks to which any round's messages do."""
+    aged = [member for member, each in _members(file, rule) if each.needs_ages]
+    if aged and not file.synchrony.bound:
+        text = (
+            f"{aged[0]!r} has no effect: it goes by the ages of messages, which are 0 where rounds wait for one "
+            "another; set synchrony, e.g. none or {staleness: 4}, or remove the rule"
+        )
+        yield OptionProblem(("aggregation",), text)
     if file.synchrony.bound is None:
         return
     name, loc = file.algorithm.name, ("synchrony",)

@@ -253,7 +253,7 @@ class Session:
         net = net_of(self.algorithm, self.endpoint, t, self.settings.seed)
         await self.endpoint.await_start(t)
         sources = len(net.sources)
-        self.algorithm.aggregation.t = t
+        self.algorithm.aggregation.t, self.algorithm.aggregation.ages = t, self.endpoint.taken_ages
         await self.algorithm.round(t, net)
         await self.clock.settle()
         receivers = len(net.receivers) if self.endpoint.knows_receivers else None

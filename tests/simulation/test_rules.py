@@ -43,7 +43,7 @@ RULES: dict[str, tuple[Any, dict[str, Any]]] = {
     **{
         name: ({"name": name, **PARAMETERS.get(name, {})}, MODELS)
         for name in AGGREGATIONS
-        if name not in ("mean", "list")
+        if name not in ("mean", "list", "age-weighted")
     },
     "several": (["norm-clip", "nnm", CLIPPED], RUNS["dpsgd, el-local"]),  # another graph in each round
     "some take part": (["arc", CLIPPED], RUNS["fedavg, some take part"]),
