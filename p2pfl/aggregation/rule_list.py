@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from p2pfl.aggregation.auto import Auto
 from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, Rule, Screening, aggregation
 from p2pfl.registry import parse_section
 from p2pfl.tensors import Tensors
@@ -54,6 +55,12 @@ class RuleList(Rule):
             if weighing is not None and not member.weighted:
                 raise ValueError(f"{name!r} ignores the weights that {weighing!r} before it sets; list it first")
             weighing = name if member.only_weighs else weighing
+        return self
+
+    @model_validator(mode="after")
+    def _all_are_known(self) -> RuleList:
+        if any(isinstance(member, Auto) for _, member in self.members):
+            raise ValueError("'auto' stands alone; name the rules of a list")
         return self
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -288,16 +289,30 @@ def check_graph(
 
 
 def check_degrees(
-    file: RunFile, rule: Rule, topology: Topology, schedule: Schedule | None
+    file: RunFile, rule: Rule, topology: Topology, schedule: Schedule | None, *, recommended: bool
 ) -> Iterator[OptionProblem]:
-    """Each peer must get enough contributions in some round, and never too many, for its rule's parameters."""
+    """Each peer must get enough contributions in some round, and never too many, for its rule's parameters.
+
+    A ``recommended`` rule must also withstand an attacker among them.
+    """
+
+    def refusal(n: int) -> str | None:
+        text = rule.refusal(n)
+        if text is not None or not recommended or rule.withstands(n) > 0:
+            return text
+        least = next(more for more in count(n) if rule.withstands(more) > 0)
+        return (
+            f"is what auto stands for here, and withstands no attacker among {n} contributions; give the peer "
+            f"{least - 1} neighbors, or name a rule"
+        )
+
     most = [len(sources) for sources in topology.sources]
-    if not any(rule.refusal(1 + n) for n in range(1, 1 + max(most))):
+    if not any(refusal(1 + n) for n in range(1, 1 + max(most))):
         return
     if schedule is not None:
         period = min(schedule.period or file.rounds, file.rounds)
         most = [max(map(len, each)) for each in zip(*(schedule(t).sources for t in range(period)), strict=True)]
-    refusals = {peer: rule.refusal(1 + n) for peer, n in enumerate(most) if n > 0}  # without neighbors: nothing to do
+    refusals = {peer: refusal(1 + n) for peer, n in enumerate(most) if n > 0}  # without neighbors: nothing to do
     refused = {peer: text for peer, text in refusals.items() if text is not None}
     if refused:
         peer, text = next(iter(refused.items()))
