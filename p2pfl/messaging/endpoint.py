@@ -74,7 +74,8 @@ class Endpoint:
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.idle = idle
         self.mailbox = mailbox or Mailbox(self.neighbors)
-        self.journal = Journal(self.neighbors, store, supersedes=not self.mailbox.waits)
+        self._kept = conversation.kept
+        self.journal = Journal(self.neighbors, store, supersedes=not self.mailbox.waits, keeps=self._kept)
         self.waits = Waits(self.mailbox, wait_policy or WaitPolicy(), idle)
         if pipeline is not None:
             self.mailbox.on_discard = pipeline.left
@@ -143,11 +144,21 @@ class Endpoint:
         return not self.mailbox.keeps
 
     @property
+    def staleness(self) -> float:
+        """By how many rounds at most a message may be older or newer than the round that takes it."""
+        return self.mailbox.staleness
+
+    @property
     def sources(self) -> set[PeerId]:
         """The neighbors that send to this peer in this round."""
         if self.neighborhood.rounds is None:
             return self._directions.sources
         return self._directions.sources & set(self.neighborhood.topology_at(self.t).sources[self.me])
+
+    @property
+    def all_sources(self) -> set[PeerId]:
+        """The neighbors that send to this peer in some round."""
+        return self._directions.sources
 
     def receive_only_from(self, senders: Iterable[PeerId]) -> None:
         """Drop all other sources after this round."""
@@ -251,7 +262,8 @@ class Endpoint:
                     copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
                 else:
                     self._write(tuple(some), changed, 1, stored=False, checked=checked)
-        if self.mailbox.waits and (behind := self.link.behind(receivers)):
+        must_arrive = self.mailbox.waits or body.kind() in self._kept
+        if must_arrive and (behind := self.link.behind(receivers)):
             async with self.idle(lambda: self.link.behind(behind)):
                 await self.link.caught_up(behind)
         self.sending += clock() - began
@@ -331,29 +343,57 @@ class Endpoint:
         """
         senders = sorted(senders)
         await self.waits.wait(kind, senders, t, deadline_factor, addressed=addressed)
-        arrived = self.mailbox.take_all(kind, senders, t)
-        awaited = senders if self.mailbox.waits else list(arrived)
+        arrived = self._taken(kind, senders, t)
         if addressed:
             for sender in set(senders) - arrived.keys():
                 self.mailbox.miss((t, kind, sender))
-        for sender, message in list(arrived.items()):
-            _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-            self.taken_ages.setdefault(kind, {})[sender] = t - message.t
-            if self.pipeline is not None or self.mailbox.keeps:
-                arrived[sender] = message = self._restored(message)
-            if not self.outcomes.note(MESSAGES, message.diverged):
-                self.nonfinite.setdefault(kind, []).append(sender)
-                del arrived[sender]
-        if absent := [sender for sender in awaited if sender not in arrived]:
+        awaited = senders if self.mailbox.waits else arrived
+        taken = {sender: messages[-1] for sender, messages in arrived.items() if messages}
+        if absent := [sender for sender in awaited if sender not in taken]:
             self.count_as_missing(kind, absent)
-        return arrived
+        return taken
+
+    async def collect(
+        self, kind: str, senders: Collection[PeerId], t: int, awaited: Collection[PeerId]
+    ) -> dict[PeerId, list[Message]]:
+        """Return the messages of ``kind``, which count once, that have arrived from each sender since the last call.
+
+        Those that are ``awaited``, but do not arrive before the deadline, are recorded in ``missing``.
+
+        Args:
+            t: the round of the messages to wait for, or ``NEXT``.
+            awaited: their senders.
+        """
+        awaited = sorted(awaited)
+        await self.waits.wait(kind, sorted({*awaited, *self.mailbox.repeats(kind)}), t)
+        if absent := [sender for sender in awaited if (t, kind, sender) not in self.mailbox]:
+            self.count_as_missing(kind, absent)
+        taken = self._taken(kind, sorted(senders), self.t)
+        return {sender: messages for sender, messages in taken.items() if messages}
+
+    def _taken(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
+        """Take what round ``t`` takes. Of senders that have sent something useless only, the list is empty."""
+        taken: dict[PeerId, list[Message]] = {}
+        for sender, messages in self.mailbox.take_all(kind, senders, t).items():
+            self.taken_ages.setdefault(kind, {})[sender] = t - messages[-1].t
+            taken[sender] = []
+            for message in messages:
+                _count(self.received, sender, kind, message.plan.payload, message.plan.header)
+                restored = self._restored(message)
+                if self.outcomes.note(MESSAGES, restored.diverged):
+                    taken[sender].append(restored)
+                else:
+                    self.nonfinite.setdefault(kind, []).append(sender)
+        return taken
 
     def _restored(self, message: Message) -> Message:
         """Return what the method gets in place of a message that it takes."""
+        if self.pipeline is None and not self.mailbox.keeps:
+            return message  # on_receive has replaced its body
         restored = message
         if self.pipeline is not None:
             restored = self.pipeline.incoming(message)
-            if not self.mailbox.keeps:
+            if not self.mailbox.retakes(message.kind):
                 self.pipeline.left(message)
         return replace(restored, body=self.on_receive(restored.body)) if restored.finite else restored
 

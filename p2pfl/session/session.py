@@ -117,16 +117,17 @@ class Session:
         if run.file.gpu.cuda_graphs and runtime.device.type == "cuda" and not has_models_of_users(run):
             self.algorithm.captured = CapturedGradients(self.log)
         layouts = layouts_of(self.algorithm)
+        conversation = Conversation(layouts, self.algorithm.prunes, self.algorithm.on_receive)
         place = Neighborhood(me, run.topology, run.schedule, run.file.joins_at)
         self.endpoint = Endpoint(
             place,
             run_id,
-            Conversation(layouts, self.algorithm.prunes, self.algorithm.on_receive),
+            conversation,
             runtime.wait_policy,
             self._idle,
             runtime.store,
             make_pipeline(run, place, layouts, self.streams, self.algorithm),
-            make_mailbox(place.neighbors, run.file.synchrony.bound, folder, self.log),
+            make_mailbox(place.neighbors, run.file.synchrony.bound, conversation.once, folder, self.log),
         )
         self.endpoint.outcomes, self.endpoint.waits.clock = self.algorithm.outcomes, self.clock
         self.totals = Totals()
