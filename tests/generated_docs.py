@@ -18,7 +18,7 @@ from p2pfl.aggregation import AGGREGATIONS, Auto
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.options import Options, notes
 from p2pfl.plugins import TABLES
-from p2pfl.run_file.checks import combines
+from p2pfl.run_file.checks import gathers
 
 PROJECT = Path(__file__).parents[1]
 
@@ -82,7 +82,7 @@ def recommended() -> str:
     table = "| algorithm | auto | no attackers: mean | auto | 20 % flip signs: mean | auto |\n"
     table += "|---|---|---:|---:|---:|---:|\n"
     for name, method in ALGORITHMS.items():
-        rule = Auto.recommended(learns_weights=method.learns_weights) if combines(method) else None
+        rule = Auto.recommended(learns_weights=method.learns_weights) if gathers(method) else None
         shown = "refused" if rule is None else f"[{rule}]({rule}.md)"
         cells = [
             accuracy(name, each, attack, fraction) if rule is not None else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from p2pfl import PeerId, public_keys
 from p2pfl.adversaries.base import Adversary, Poisoning
-from p2pfl.aggregation import Mean, Rule, RuleList
+from p2pfl.aggregation import Auto, Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.graphs import Graph, Schedule, TimeVaryingGraph
 from p2pfl.learning.gradients import GradientRule
@@ -72,6 +72,11 @@ def exchanges(method: type[Algorithm[Any]]) -> bool:
     return bool(_named_by(method) & {"exchange", "exchange_including_own", "publish"})
 
 
+def gathers(method: type[Algorithm[Any]]) -> bool:
+    """Return whether a round combines what all neighbors send: the code of the method names such a verb."""
+    return combines(method) and bool(_named_by(method) & {"exchange", "exchange_including_own", "gather"})
+
+
 def _named_by(method: type[Algorithm[Any]]) -> set[str]:
     """Return the global names and the attributes in the code of a method, and of its base classes."""
 
@@ -110,6 +115,12 @@ def check_rules(
         text = (
             f"{listed!r} has no effect: {name} does not average what peers send (it never uses self.aggregation); "
             "remove it, or choose another algorithm"
+        )
+        yield OptionProblem(("aggregation",), text)
+    elif isinstance(rule, Auto):
+        text = (
+            f"'auto' stands for no rule with {name}, whose rounds combine what a few neighbors have sent, not all: "
+            "none withstands an attacker among two contributions; name a rule, or choose another algorithm"
         )
         yield OptionProblem(("aggregation",), text)
     elif unweighted and method.learns_weights:

@@ -36,8 +36,8 @@ from p2pfl.run_file.checks import (
     check_loss,
     check_rules,
     check_synchrony,
-    combines,
     cross_checks,
+    gathers,
 )
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import ALL, Models, Named, PluginEntry, RunFile, from_name
@@ -158,7 +158,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
 
     method = ALGORITHMS[file.algorithm.name] if hyper is not None else None
     recommended = False
-    if isinstance(rule, Auto) and method is not None and combines(method):
+    if isinstance(rule, Auto) and method is not None and gathers(method):
         recommended, name = True, Auto.recommended(learns_weights=method.learns_weights)
         rule, file = AGGREGATIONS[name](), file.model_copy(update={"aggregation": Named(name=name)})
     problems.extend(cross_checks(file, method))

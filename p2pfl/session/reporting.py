@@ -12,7 +12,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.aggregation import Mean, Rule
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import MessageCounts
@@ -117,11 +117,13 @@ class StatusFile:
             self.write()
 
 
-def log_rule(log: logging.Logger, names: Sequence[str], rule: Rule, neighborhood: Neighborhood, t: int) -> None:
+def log_rule(
+    log: logging.Logger, names: Sequence[str], aggregation: Aggregator, neighborhood: Neighborhood, t: int
+) -> None:
     """Log a rule in place of the mean, and what it assumes of the contributions of round ``t``, the own included."""
-    if type(rule) is not Mean:
+    if not aggregation.is_mean:
         n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
-        assumed = "".join(f" {key}={value}" for key, value in rule.assumed(n).items())
+        assumed = "".join(f" {key}={value}" for key, value in aggregation.rule.assumed(n).items())
         log.info("aggregation t=%d rule=%s contributions=%d%s", t, ",".join(names), n, assumed)
 
 

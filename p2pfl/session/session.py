@@ -191,8 +191,7 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
-            rule, place = self.algorithm.aggregation.rule, self.endpoint.neighborhood
-            log_rule(self.log, self._rules, rule, place, self.rounds_done)
+            log_rule(self.log, self._rules, self.algorithm.aggregation, self.endpoint.neighborhood, self.rounds_done)
             self._began = self.clock.now()
             self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)

@@ -207,11 +207,18 @@ def test_auto_is_resolved_to_the_rule_recommended_for_the_method(loaded: Any, na
     assert not named.recommended
 
 
-@pytest.mark.parametrize("name", ["local", "dfml", "def-kt"])
-def test_auto_is_refused_where_no_rule_is_recommended(loaded: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("local", "'auto' has no effect: local does not average what peers send"),
+        ("dfml", "'auto' has no effect: dfml does not average what peers send"),
+        ("gossip", "'auto' stands for no rule with gossip, whose rounds combine what a few neighbors have sent"),
+    ],
+)
+def test_auto_is_refused_where_no_rule_is_recommended(loaded: Any, name: str, text: str) -> None:
     ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=auto", "data.partition=iid")
     assert key == "aggregation"
-    assert message.startswith(f"'auto' has no effect: {name} does not average what peers send")
+    assert message.startswith(text)
 
 
 @pytest.mark.parametrize(
