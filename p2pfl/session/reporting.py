@@ -12,7 +12,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.aggregation import Rule
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import MessageCounts
@@ -119,12 +119,14 @@ class StatusFile:
             self.write()
 
 
-def log_assumed(log: logging.Logger, rule: Rule, neighborhood: Neighborhood, t: int) -> None:
-    """Log what the aggregation rule assumes of the contributions of round ``t``, the peer's own included."""
-    n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
-    if assumed := rule.assumed(n):
-        values = " ".join(f"{key}={value}" for key, value in assumed.items())
-        log.info("aggregation t=%d contributions=%d %s", t, n, values)
+def log_rule(
+    log: logging.Logger, names: Sequence[str], aggregation: Aggregator, neighborhood: Neighborhood, t: int
+) -> None:
+    """Log a rule in place of the mean, and what it assumes of the contributions of round ``t``, the own included."""
+    if not aggregation.is_mean:
+        n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
+        assumed = "".join(f" {key}={value}" for key, value in aggregation.rule.assumed(n).items())
+        log.info("aggregation t=%d rule=%s contributions=%d%s", t, ",".join(names), n, assumed)
 
 
 def log_round(
