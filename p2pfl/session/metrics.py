@@ -45,7 +45,7 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.learning.evaluation import Evaluation
-from p2pfl.messaging.endpoint import MessageCounts
+from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.outcomes import Outcomes
 from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.files import append_line, read_lines, read_undamaged_lines, write_atomically

@@ -15,7 +15,7 @@ from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
-from p2pfl.messaging.endpoint import MessageCounts
+from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.outcomes import MESSAGES
 from p2pfl.run_folder.ages import AgeRange
