@@ -12,6 +12,7 @@ from launcher.comparison.groups import (
     RunGroup,
     find_baseline,
     group,
+    note_on_clock,
     other_tests,
     untrained,
     varied,
@@ -116,6 +117,8 @@ class Results:
     untrained: str = ""
     seconds_target: float | None = None
     """Accuracy of ``seconds_to_target``."""
+    clock: str = ""
+    """Says that all seconds are simulated, if they are."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -123,6 +126,8 @@ class Results:
             del plain["without_attackers"]
         if not self.untrained:
             del plain["untrained"]
+        if not self.clock:
+            del plain["clock"]
         return plain
 
 
@@ -193,6 +198,7 @@ def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options
         without_attackers=without_attackers(members),
         untrained=untrained(members),
         seconds_target=options.seconds_to,
+        clock=note_on_clock(members),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from p2pfl.messaging.directions import Begin
@@ -20,13 +20,23 @@ class Conversation:
         on_receive: replaces each body that arrives; called on the thread that decodes.
     """
 
-    layouts: Iterable[Layout] = ()
+    layouts: Sequence[Layout] = ()
     prunes: bool = False
     on_receive: Callable[[Body], Body] = lambda body: body
 
+    @property
+    def once(self) -> frozenset[str]:
+        """The kinds whose bodies count once (``Body.counts``)."""
+        return frozenset(layout.body.kind() for layout in self.layouts if layout.body.counts != "newest")
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The kinds of which all bodies count."""
+        return frozenset(layout.body.kind() for layout in self.layouts if layout.body.counts == "all")
+
     def schema(self, peers: int, pipeline: Pipeline | None) -> MessageSchema:
         """Return what is accepted on the wire in a mesh of so many peers."""
-        layouts = self.layouts
+        layouts: Iterable[Layout] = self.layouts
         if pipeline is not None:
             layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
         begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})

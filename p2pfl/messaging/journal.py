@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,13 +131,20 @@ class Journal:
 
     Args:
         supersedes: a new entry replaces earlier ones of its kind that its addressees cannot have read.
+        keeps: kinds of which none replaces another.
     """
 
     def __init__(
-        self, neighbors: Iterable[PeerId], store: BodyStore | None = None, *, supersedes: bool = False
+        self,
+        neighbors: Iterable[PeerId],
+        store: BodyStore | None = None,
+        *,
+        supersedes: bool = False,
+        keeps: Collection[str] = (),
     ) -> None:
         self.store = store or BodyStore()
         self.supersedes = supersedes
+        self._keeps = keeps
         self._addressed = {neighbor: _Addressed() for neighbor in neighbors}
         self._live: dict[int, int] = {}
         """{segment: addressees that may still ask for a body in it}"""
@@ -166,7 +173,7 @@ class Journal:
             place = self.store.write(encoded) if encoded.size else None
             entry = JournalEntry(self._next, encoded.header, encoded.size, place, tuple(to), optional)
             self._add(entry)
-            if self.supersedes:
+            if self.supersedes and encoded.kind not in self._keeps:
                 self._supersede(encoded.kind, entry)
         finally:
             self._use(segment, -1)

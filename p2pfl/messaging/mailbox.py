@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from p2pfl import PeerId
@@ -60,6 +60,8 @@ class Mailbox:
 
     waits = True
     """Whether a round waits for what it takes; otherwise, nothing is missing."""
+    staleness = 0.0
+    """By how many rounds at most a message may be older or newer than the round that takes it."""
     keeps: ClassVar[bool] = False
     """Whether messages stay after they were taken, since later rounds may take them too (messaging/newest.py)."""
 
@@ -118,10 +120,18 @@ class Mailbox:
             del self._queues[key]
         return message
 
-    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, Message]:
-        """Take one message of each sender, as far as they have arrived."""
+    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
+        """Take what round ``t`` takes of each sender from which something has arrived: here, one message."""
         taken = {sender: self.take((t, kind, sender)) for sender in senders}
-        return {sender: message for sender, message in taken.items() if message is not None}
+        return {sender: [message] for sender, message in taken.items() if message is not None}
+
+    def retakes(self, kind: str) -> bool:
+        """Return whether later rounds may take a message again that a round has taken."""
+        return False
+
+    def repeats(self, kind: str) -> Collection[PeerId]:
+        """Return the senders whose messages this round takes because an earlier process of this peer took them."""
+        return ()
 
     def miss(self, key: Key) -> None:
         """Discard the next message under ``key`` when it arrives: the wait that it was sent for has ended."""

@@ -12,6 +12,7 @@ import numpy as np
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
 from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.newest import NEXT
 from p2pfl.messaging.schema import B, Body, copied, take_apart, tensors_of, with_tensors
 from p2pfl.messaging.wire import Message
 from p2pfl.tensors import Tensors, clone, digest, widened
@@ -59,6 +60,12 @@ class Messenger(Protocol):
     def waits_for_rounds(self) -> bool: ...
 
     @property
+    def staleness(self) -> float: ...
+
+    @property
+    def all_sources(self) -> set[PeerId]: ...
+
+    @property
     def sources(self) -> set[PeerId]: ...
 
     @property
@@ -75,6 +82,10 @@ class Messenger(Protocol):
     async def take(
         self, kind: str, senders: Sequence[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> dict[PeerId, Message]: ...
+
+    async def collect(
+        self, kind: str, senders: Collection[PeerId], t: int, awaited: Collection[PeerId]
+    ) -> dict[PeerId, list[Message]]: ...
 
     def count_as_missing(self, kind: str, senders: Iterable[PeerId]) -> None: ...
 
@@ -298,6 +309,36 @@ class Net:
             await self._endpoint.see_first(body.kind(), of, deadline_factor)
             await self.broadcast(body)
         return await self.gather(type(body), of, deadline_factor)
+
+    async def collect(
+        self, kind: type[B], senders: Callable[[int], Iterable[PeerId]] | None = None, *, replies: bool = False
+    ) -> dict[PeerId, list[B]]:
+        """Receive the bodies of ``kind`` that have arrived and that no round has taken yet.
+
+        Of each kind that counts once (``Body.counts``), a round sends a receiver at most one, and collects once. It
+        collects those that were sent in the same round, unless the run file has another ``synchrony``: with a
+        staleness s, round t waits for those that were sent in round t − s; with ``none``, it does not wait.
+
+        Args:
+            senders: returns who sends this peer one in a given round; default: the sources in that round's graph.
+            replies: wait, whatever the ``synchrony``, until each of this round's ``senders`` has sent another one.
+
+        Returns:
+            {source: bodies}, both ascending. Bodies that hold NaN, infinity or diverged values are omitted.
+        """
+        endpoint, first = self._endpoint, self.t - self._endpoint.staleness
+        senders = self._sources_at if senders is None else senders
+        if replies and not endpoint.waits_for_rounds:
+            t, awaited = NEXT, set(senders(self.t))
+        else:
+            t, awaited = (NEXT, set()) if first < 0 else (int(first), set(senders(int(first))))
+        awaited &= endpoint.all_sources
+        of = awaited if endpoint.waits_for_rounds else endpoint.all_sources
+        found = await endpoint.collect(kind.kind(), of, t, awaited)
+        return {sender: [cast(B, message.body) for message in messages] for sender, messages in found.items()}
+
+    def _sources_at(self, t: int) -> Iterable[PeerId]:
+        return self._place.topology_at(t).sources[self.me]
 
     def ages(self, kind: type[Body]) -> dict[PeerId, int]:
         """Return for each source how many rounds ago the body was sent that this round took; negative if it is ahead.

@@ -3,17 +3,19 @@
     synchrony: {staleness: s}    round t takes of each source the newest body of rounds t − s to t + s; waits for one
     synchrony: none              round t takes the newest body, however old, and never waits
 
-A body stays until no round can take it any more, so several rounds may take the same one. Which ones they take
-depends on the order in which messages arrive. So each ``Take`` is recorded before anything that depends on it is
-sent. A peer that restarts repeats the takes since its checkpoint, and computes the same bits again; `p2pfl simulate
---replay` repeats all takes of a run.
+A body stays until no round can take it any more, so several rounds may take the same one. Where each body counts
+(``Body.counts``), the next round takes all that have arrived, once; round t waits for those of round t − s.
+
+Which ones a round takes depends on the order in which messages arrive. So each ``Take`` is recorded before anything
+that depends on it is sent. A peer that restarts repeats the takes since its checkpoint, and computes the same bits
+again; `p2pfl simulate --replay` repeats all takes of a run.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,19 +26,19 @@ from p2pfl.messaging.mailbox import Key, Mailbox
 from p2pfl.messaging.schema import tensors_of, with_tensors
 from p2pfl.messaging.wire import Buffer, Message, Plan
 
-NONE = -1
-"""The round of a body that was not there."""
+NEXT = -1
+"""In place of a round, in a wait: the next body that no round has taken."""
 Place = tuple[str, PeerId]
 """Kind and sender."""
 
 
 @dataclass(frozen=True)
 class Take:
-    """What round ``t`` took of one kind: by source, the round of the body, or ``NONE``."""
+    """What round ``t`` took of one kind: by source, the rounds of the bodies, ascending."""
 
     t: int
     kind: str
-    rounds: Mapping[PeerId, int]
+    rounds: Mapping[PeerId, Sequence[int]]
 
 
 class NewestMailbox(Mailbox):
@@ -45,6 +47,7 @@ class NewestMailbox(Mailbox):
     Args:
         senders: the neighbors.
         staleness: s; infinite for ``none``.
+        once: the kinds whose bodies count once.
         record: called with each new take.
         on_lost: called with a take that cannot be repeated as it was, and the source whose body is lost: its sender
             no longer keeps it.
@@ -56,16 +59,20 @@ class NewestMailbox(Mailbox):
         self,
         senders: Iterable[PeerId],
         staleness: float,
+        once: Collection[str] = (),
         record: Callable[[Take], None] = lambda take: None,
         on_lost: Callable[[Take, PeerId], None] = lambda take, sender: None,
     ) -> None:
         super().__init__(senders)
         self.staleness = staleness
         self.waits = staleness < math.inf
+        self._once = once
         self._record = record
         self._on_lost = on_lost
         self._held: dict[Place, dict[int, Message]] = {}
         """By round."""
+        self._arrived: dict[Place, int] = {}
+        """The round of the newest body, of kinds that count once."""
         self._repeated: dict[tuple[int, str], Take] = {}
         """Takes to repeat, by round and kind."""
         self._uses: defaultdict[Place, Counter[int]] = defaultdict(Counter)
@@ -80,12 +87,13 @@ class NewestMailbox(Mailbox):
         self._repeated = {(take.t, take.kind): take for take in takes}  # of two, the first could not be repeated
         for take in self._repeated.values():
             self._note_used(take)
-            for sender, r in take.rounds.items():
-                self._uses[take.kind, sender][r] += 1
+            if self.retakes(take.kind):
+                for sender, rounds in take.rounds.items():
+                    self._uses[take.kind, sender].update(rounds)
 
     def _note_used(self, take: Take) -> None:
-        for sender, r in take.rounds.items():
-            self.used[sender] = max(r + 1, self.used.get(sender, 0))
+        for sender, rounds in take.rounds.items():
+            self.used[sender] = max(self.used.get(sender, 0), *(r + 1 for r in rounds), 0)
 
     # ---- what arrives
 
@@ -93,18 +101,28 @@ class NewestMailbox(Mailbox):
         """Add a message, and discard what it supersedes; discard the message itself if it is not new."""
         place = message.kind, message.sender
         held = self._held.setdefault(place, {})
-        if self._uses[place][message.t] and message.t not in held:
-            self._uncounted.add((place, message.t))
+        if not self.retakes(message.kind):
+            if message.t > self._arrived.get(place, NEXT):
+                self._arrived[place] = message.t
+                held[message.t] = message
+            else:
+                self.taken_bytes[message.sender] += message.cost
         else:
-            self.taken_bytes[message.sender] += message.cost
-        held.setdefault(message.t, message)
-        self._supersede(place)
+            if self._uses[place][message.t] and message.t not in held:
+                self._uncounted.add((place, message.t))
+            else:
+                self.taken_bytes[message.sender] += message.cost
+            held.setdefault(message.t, message)
+            self._supersede(place)
         self.advance_sender(message.sender, message.t)
+
+    def retakes(self, kind: str) -> bool:
+        return kind not in self._once
 
     def _supersede(self, place: Place) -> None:
         """Discard the bodies that no round can take any more."""
         held, uses = self._held[place], self._uses[place]
-        newest = max((t for t in held if t <= self._round + self.staleness), default=NONE)
+        newest = max((t for t in held if t <= self._round + self.staleness), default=0)
         for t in sorted(held):
             if t < newest and not uses[t]:
                 self.on_discard(held.pop(t))
@@ -112,62 +130,81 @@ class NewestMailbox(Mailbox):
     def begin(self, t: int) -> None:
         self._round = t
         for place in self._held:
-            self._supersede(place)
+            if self.retakes(place[0]):
+                self._supersede(place)
 
     def nothing(self, sender: PeerId, t: int) -> None:
         """Do nothing: an earlier body of the sender stands."""
 
     @property
     def unread(self) -> int:
-        return len(self._uncounted)
+        return len(self._uncounted) + sum(
+            len(held) for (kind, _), held in self._held.items() if not self.retakes(kind)
+        )
 
     # ---- takes
 
     def __contains__(self, key: Key) -> bool:
-        _, kind, sender = key
+        t, kind, sender = key
         if kind == Begin.kind():
             return super().__contains__(key)
-        wanted = self._wanted(key)
-        if wanted is None:
-            return not self.waits or self._choice(key) != NONE
-        return wanted == NONE or wanted in self._held.get((kind, sender), ())
+        held, wanted = self._held.get((kind, sender), {}), self._wanted(kind, sender)
+        if wanted is not None:
+            return held.keys() >= set(wanted)
+        if self.retakes(kind):
+            return not self.waits or bool(self._choice(kind, sender))
+        return bool(held) if t == NEXT else self._arrived.get((kind, sender), NEXT) >= t
 
-    def _wanted(self, key: Key) -> int | None:
-        """Return the round of the body that a take to repeat names; None if the take will be a new one."""
-        t, kind, sender = key
-        take = self._repeated.get((t, kind))
-        return None if take is None else take.rounds.get(sender, NONE)
+    def repeats(self, kind: str) -> Collection[PeerId]:
+        take = self._repeated.get((self._round, kind))
+        return () if take is None else [sender for sender, rounds in take.rounds.items() if rounds]
 
-    def _choice(self, key: Key) -> int:
-        """Return the round of the body that a new take chooses, or NONE."""
-        t, kind, sender = key
-        s = self.staleness
-        return max((r for r in self._held.get((kind, sender), ()) if t - s <= r <= t + s), default=NONE)
+    def _wanted(self, kind: str, sender: PeerId) -> Sequence[int] | None:
+        """Return the rounds of the bodies that a take to repeat names; None if the take will be a new one."""
+        take = self._repeated.get((self._round, kind))
+        return None if take is None else take.rounds.get(sender, ())
+
+    def _choice(self, kind: str, sender: PeerId) -> Sequence[int]:
+        """Return the rounds of the bodies that a new take chooses."""
+        s, t, held = self.staleness, self._round, self._held.get((kind, sender), {})
+        if not self.retakes(kind):
+            return sorted(r for r in held if r <= t + s)
+        return sorted(r for r in held if t - s <= r <= t + s)[-1:]
 
     def _impossible(self, key: Key, addressed: bool) -> bool:
         t, kind, sender = key
         if kind == Begin.kind() or self.is_disconnected(sender):
             return super()._impossible(key, addressed)
-        wanted = self._wanted(key)
-        return (t + self.staleness if wanted is None else wanted) < self.sender_round(sender)
+        if (wanted := self._wanted(kind, sender)) is not None:
+            return max(wanted, default=t) < self.sender_round(sender)
+        return t != NEXT and t + (self.staleness if self.retakes(kind) else 0) < self.sender_round(sender)
 
-    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, Message]:
-        """Return copies of the bodies that round ``t`` takes: later rounds may take the same."""
+    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
+        """Return what round ``t`` takes of each sender: copies, if later rounds may take the same."""
         repeated = self._repeated.pop((t, kind), None)
-        rounds = {} if repeated is None else {sender: repeated.rounds.get(sender, NONE) for sender in senders}
-        lost = [s for s, r in rounds.items() if r != NONE and r not in self._held.get((kind, s), ())]
+        rounds = {} if repeated is None else {sender: repeated.rounds.get(sender, ()) for sender in senders}
+        lost = [s for s, each in rounds.items() if not self._held.get((kind, s), {}).keys() >= set(each)]
         for sender in senders if repeated is None else lost:
-            rounds[sender] = self._choice((t, kind, sender))
+            rounds[sender] = self._choice(kind, sender)
         take = Take(t, kind, rounds)
         if repeated is None or lost:
             self._note_used(take)
             self._record(take)
         for sender in lost:
             self._on_lost(take, sender)
-        taken = {s: _copy(self._held[kind, s][r]) for s, r in rounds.items() if r != NONE}
-        for sender, r in () if repeated is None else repeated.rounds.items():
-            self._repeated_once((kind, sender), r)
+        taken = {s: [self._taken((kind, s), r) for r in each] for s, each in rounds.items() if each}
+        if repeated is not None and self.retakes(kind):
+            for sender, each in repeated.rounds.items():
+                for r in each:
+                    self._repeated_once((kind, sender), r)
         return taken
+
+    def _taken(self, place: Place, r: int) -> Message:
+        if self.retakes(place[0]):
+            return _copy(self._held[place][r])
+        message = self._held[place].pop(r)
+        self.taken_bytes[message.sender] += message.cost
+        return message
 
     def _repeated_once(self, place: Place, r: int) -> None:
         uses = self._uses[place]
@@ -194,7 +231,9 @@ class NewestMailbox(Mailbox):
             for place in sorted(self._held)
             for _, message in sorted(self._held[place].items())
         ]
-        return {"held": held, "rounds": dict(self._sender_round), "finished": sorted(self._finished)}
+        arrived = [[*place, t] for place, t in sorted(self._arrived.items())]
+        finished = sorted(self._finished)
+        return {"held": held, "arrived": arrived, "rounds": dict(self._sender_round), "finished": finished}
 
     def _note_needed(self, done: int) -> None:
         """Note what a state of this moment lacks."""
@@ -204,6 +243,7 @@ class NewestMailbox(Mailbox):
         for sender, t, header, stored in state["held"]:
             message = check(header).message(t, sender, None if stored is None else stored.clone())
             self._held.setdefault((message.kind, sender), {})[t] = message
+        self._arrived.update({(kind, sender): t for kind, sender, t in state["arrived"]})
         self._sender_round.update(state["rounds"])
         self._finished.update(state["finished"])
         self._note_needed(done)

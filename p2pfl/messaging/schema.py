@@ -7,7 +7,7 @@ import math
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,10 @@ class Body:
     A field holds a Tensor, a dict of named Tensors, an int, float, bool or str, or a tuple of ints. All but the
     content of the tensors is in the header, which has at most ``MAX_HEADER`` bytes.
     """
+
+    counts: ClassVar[Literal["newest", "arrived", "all"]] = "newest"
+    """Which bodies of a sender count where rounds do not wait for one another (messaging/newest.py): the newest one,
+    in each round; each one that arrives, once, while a new one replaces those still to be sent; or all, once."""
 
     @classmethod
     def kind(cls) -> str:

@@ -1,7 +1,7 @@
 """The order file: which bodies the rounds of a peer take that do not wait for one another (messaging/newest.py).
 
     {"boot": "3f0c…"}                                   boot id of the host, at each start of the peer
-    {"t": 12, "kind": "Parameters", "rounds": {"3": 11, "5": 13, "8": -1}}      of peers 3 and 5; peer 8 had sent none
+    {"t": 12, "kind": "Parameters", "rounds": {"3": [11], "5": [13], "8": []}}  of peers 3 and 5; peer 8 had sent none
 
 A line is written before anything that depends on it is sent, but not synchronized with the disk: it survives the end
 of the process, however it ends, but perhaps not a power cut.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from p2pfl import PeerId
@@ -24,22 +24,32 @@ from p2pfl.session.body_files import boot_id
 
 
 def make_mailbox(
-    senders: Iterable[PeerId], staleness: float | None, folder: PeerFolder | None, log: logging.Logger
+    senders: Iterable[PeerId],
+    staleness: float | None,
+    once: Collection[str],
+    folder: PeerFolder | None,
+    log: logging.Logger,
 ) -> Mailbox:
-    """Return the mailbox of a peer, which records its order in the folder."""
+    """Return the mailbox of a peer, which records its order in the folder.
+
+    Args:
+        staleness: as in ``NewestMailbox``; None if rounds wait for one another.
+        once: the kinds whose bodies count once.
+    """
     if staleness is None:
         return Mailbox(senders)
 
     def record(take: Take) -> None:
         if folder is not None:
-            line = {"t": take.t, "kind": take.kind, "rounds": dict(take.rounds)}
+            rounds = {sender: list(each) for sender, each in take.rounds.items()}
+            line = {"t": take.t, "kind": take.kind, "rounds": rounds}
             append_line(order_of(folder), json.dumps(line))
 
     def on_lost(take: Take, sender: PeerId) -> None:
-        text = "order not repeated t=%d kind=%s peer=%d taken=%d: the neighbor has deleted what was taken before"
-        log.warning(text, take.t, take.kind, sender, take.rounds[sender])
+        text = "order not repeated t=%d kind=%s peer=%d taken=%s: the neighbor has deleted what was taken before"
+        log.warning(text, take.t, take.kind, sender, list(take.rounds[sender]))
 
-    return NewestMailbox(senders, staleness, record, on_lost)
+    return NewestMailbox(senders, staleness, once, record, on_lost)
 
 
 def repeat_order(mailbox: Mailbox, folder: PeerFolder, begin: int, log: logging.Logger) -> None:

@@ -19,8 +19,10 @@ REMEDY = "on the commit before your change, run `python -m tests.golden renew --
 @pytest.mark.parametrize("name", pinned.NAMES)
 def test_run_ends_as_pinned(name: str, simulated: Callable[[str], RunFolder]) -> None:
     expected = pinned.pinned() or {}
-    if expected.get(name) is None:
+    if name not in expected:
         _not_pinned()
+    if expected[name] is None:
+        pytest.skip(f"{pinned.platform_key()}: not pinned since it was renewed on another platform")
     found = pinned.outcome(name) if name == pinned.FAULTY else pinned.outcome_in(simulated(name))
     assert pinned.differences({name: expected[name]}, {name: found}) == []
     if not pinned.is_complete(expected[name]):

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from p2pfl.messaging import wire
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.newest import NONE, NewestMailbox, Take
+from p2pfl.messaging.newest import NEXT, NewestMailbox, Take
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.messaging.wire import Message
 
@@ -43,7 +44,8 @@ def filled(staleness: float, rounds: Sequence[int], t: int = 0) -> NewestMailbox
 
 def taken(box: NewestMailbox, t: int, senders: Sequence[int] = (1,)) -> dict[int, int]:
     found: dict[int, int] = {}
-    for sender, each in box.take_all(KIND, senders, t).items():
+    box.begin(t)
+    for sender, (each,) in box.take_all(KIND, senders, t).items():
         assert isinstance(each.body, Word)
         assert torch.equal(each.body.values, torch.full((2,), float(each.t)))
         found[sender] = each.t
@@ -74,7 +76,7 @@ def test_a_round_takes_the_newest_body_within_the_bound(
 def test_several_rounds_take_the_same_body_each_its_own_copy() -> None:
     box = filled(math.inf, [3])
     for t in (0, 1):
-        (found,) = box.take_all(KIND, [1, 2], t).values()
+        ((found,),) = box.take_all(KIND, [1, 2], t).values()
         assert isinstance(found.body, Word)
         found.body.values.fill_(-1.0)  # a method may modify what it received
     assert taken(box, 2, [1, 2]) == {1: 3}
@@ -120,28 +122,28 @@ def test_a_wait_ends_when_no_body_within_the_bound_can_come(how: str) -> None:
 
 def test_takes_are_recorded_and_repeated_whatever_has_arrived_meanwhile() -> None:
     recorded: list[Take] = []
-    box = NewestMailbox([1, 2], math.inf, recorded.append)
+    box = NewestMailbox([1, 2], math.inf, record=recorded.append)
     box.put(message(0))
     taken(box, 0, [1, 2])
     box.put(message(1))
     box.put(message(2))
     taken(box, 1, [1, 2])
-    assert recorded == [Take(0, KIND, {1: 0, 2: NONE}), Take(1, KIND, {1: 2, 2: NONE})]
+    assert recorded == [Take(0, KIND, {1: [0], 2: []}), Take(1, KIND, {1: [2], 2: []})]
 
     again: list[Take] = []
-    box = NewestMailbox([1, 2], math.inf, again.append)
+    box = NewestMailbox([1, 2], math.inf, record=again.append)
     box.repeat(recorded)
     for t in range(4):
         box.put(message(t))
         box.put(message(t, 2))
     assert [taken(box, t, [1, 2]) for t in range(3)] == [{1: 0}, {1: 2}, {1: 3, 2: 3}]
-    assert again == [Take(2, KIND, {1: 3, 2: 3})]
+    assert again == [Take(2, KIND, {1: [3], 2: [3]})]
     assert box.used == {1: 4, 2: 4}
 
 
 def test_a_repeated_take_waits_for_its_body_and_bodies_count_as_taken_only_then() -> None:
     box = NewestMailbox([1], math.inf)
-    box.repeat([Take(0, KIND, {1: 1}), Take(1, KIND, {1: 1})])
+    box.repeat([Take(0, KIND, {1: [1]}), Take(1, KIND, {1: [1]})])
     assert (0, KIND, 1) not in box
     box.put(message(0))
     assert (0, KIND, 1) not in box
@@ -156,12 +158,14 @@ def test_a_repeated_take_waits_for_its_body_and_bodies_count_as_taken_only_then(
 def test_a_body_that_its_sender_no_longer_has_is_replaced_and_named() -> None:
     recorded: list[Take] = []
     lost: list[tuple[Take, int]] = []
-    box = NewestMailbox([1], math.inf, recorded.append, lambda take, sender: lost.append((take, sender)))
-    box.repeat([Take(0, KIND, {1: 1})])
+    box = NewestMailbox(
+        [1], math.inf, record=recorded.append, on_lost=lambda take, sender: lost.append((take, sender))
+    )
+    box.repeat([Take(0, KIND, {1: [1]})])
     box.put(message(2))
     assert asyncio.run(box.wait([(0, KIND, 1)], WaitPolicy(deadline=math.inf))) == 0.0  # 1 would have come before 2
     assert taken(box, 0) == {1: 2}
-    assert recorded == [Take(0, KIND, {1: 2})]
+    assert recorded == [Take(0, KIND, {1: [2]})]
     assert lost == [(recorded[0], 1)]
 
 
@@ -201,3 +205,95 @@ def test_needs_of_states_that_will_not_be_restored_are_forgotten() -> None:
     assert box.needed_after(2) == {1: 2, 2: 0}
     assert box.needed_after(1) == {1: 0, 2: 0}
     assert box.needed_after(3) == {1: 3, 2: 0}
+
+
+# ---- bodies of which each one counts
+
+
+def counting(staleness: float, **callbacks: Any) -> NewestMailbox:
+    return NewestMailbox([1, 2], staleness, [KIND], **callbacks)
+
+
+def collected(box: NewestMailbox, t: int, senders: Sequence[int] = (1, 2)) -> dict[int, list[int]]:
+    box.begin(t)
+    return {sender: [each.t for each in found] for sender, found in box.take_all(KIND, senders, t).items()}
+
+
+def test_each_body_that_counts_is_taken_once_and_none_supersedes_another() -> None:
+    box = counting(math.inf)
+    for t in (0, 1, 2):
+        box.put(message(t))
+    box.put(message(2))  # read again after a reconnection
+    box.put(message(5, 2))
+    assert (box.unread, box.taken_bytes[1]) == (4, message(0).cost)  # of the second one only
+    assert collected(box, 1) == {1: [0, 1, 2], 2: [5]}
+    assert (box.unread, box.taken_bytes[1]) == (0, 4 * message(0).cost)
+    assert collected(box, 2) == {}
+    box.put(message(2))
+    box.put(message(3))
+    assert collected(box, 3) == {1: [3]}
+
+
+def test_a_bounded_round_leaves_bodies_that_are_too_new_for_it_and_takes_all_older_ones() -> None:
+    box = counting(1)
+    for t in range(5):
+        box.put(message(t))
+    assert [collected(box, t, [1]) for t in (1, 2, 4)] == [{1: [0, 1, 2]}, {1: [3]}, {1: [4]}]
+
+
+@pytest.mark.parametrize(
+    ("arrived", "t", "ends"),
+    [
+        ([2], 2, True),
+        ([0], 2, False),
+        ([3], 2, True),  # of round 2, nothing follows
+        ([2], NEXT, True),
+        ([], NEXT, False),
+    ],
+)
+def test_a_wait_for_bodies_that_count_ends_when_that_of_a_round_or_the_next_one_is_there(
+    arrived: list[int], t: int, ends: bool
+) -> None:
+    async def wait() -> bool:
+        box = counting(math.inf)
+        for each in arrived:
+            box.put(message(each))
+        box.begin(4)
+        waiting = asyncio.ensure_future(box.wait([(t, KIND, 1)], WaitPolicy(deadline=math.inf)))
+        await asyncio.sleep(0)
+        ended = waiting.done()
+        box.mark_disconnected(1)
+        await waiting
+        return ended
+
+    assert asyncio.run(wait()) is ends
+
+
+def test_bodies_that_count_are_taken_again_as_recorded_after_a_restart_and_no_other_ones() -> None:
+    recorded: list[Take] = []
+    box = counting(math.inf, record=recorded.append)
+    box.put(message(0))
+    box.put(message(1))
+    state = box.state_dict(0)
+    assert collected(box, 0) == {1: [0, 1]}
+    box.put(message(4))  # the sender has replaced those between
+    assert collected(box, 1) == {1: [4]}
+    assert recorded == [Take(0, KIND, {1: [0, 1], 2: []}), Take(1, KIND, {1: [4], 2: []})]
+
+    box = counting(math.inf, record=recorded.append)
+    box.load_state_dict(state, lambda header: wire.check(header, SCHEMA), 0)
+    box.repeat(recorded)
+    box.begin(0)
+    box.put(message(1))  # sent again, for more of its round may follow
+    box.put(message(2, 2))
+    assert collected(box, 0) == {1: [0, 1]}
+    box.begin(1)
+    assert (1, KIND, 1) not in box
+    box.put(message(4))
+    assert collected(box, 1) == {1: [4]}
+    assert collected(box, 2) == {2: [2]}
+    assert recorded[2:] == [Take(2, KIND, {1: [], 2: [2]})]
+    restored = counting(math.inf)
+    restored.load_state_dict(box.state_dict(3), lambda header: wire.check(header, SCHEMA), 3)
+    restored.put(message(4))
+    assert collected(restored, 3) == {}
