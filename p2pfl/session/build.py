@@ -318,6 +318,7 @@ def _make_algorithm(run: Run, me: PeerId, data: RunData, device: torch.device, s
     except OptionErrors as errors:
         raise run.option_errors_at("algorithm", errors) from None
     _check_state(algorithm)
+    algorithm.trains = algorithm.aggregation.computes = run.trains
     return algorithm
 
 

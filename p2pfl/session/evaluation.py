@@ -44,13 +44,17 @@ class Evaluations:
 def evaluate_algorithm(
     algorithm: Algorithm[Any], *, masked: bool, whole: bool, metrics: Sequence[str] = ()
 ) -> Evaluations:
-    """Evaluate the model as it is now. Each evaluation draws from the start of the peer's stream for evaluations.
+    """Evaluate the model as it is now, unless nothing is trained.
+
+    Each evaluation draws from the start of the peer's stream for evaluations.
 
     Args:
         masked: on the local test split, count only the scores of the peer's local classes (``masked_test``).
         whole: also evaluate on the whole test set.
         metrics: names of metrics of the local test split.
     """
+    if not algorithm.trains:
+        return Evaluations()
     data, seeded = algorithm.data, algorithm.streams.evaluation
     with seeded():
         personal = evaluate(algorithm.predict, data, data.test, masked=masked, metrics=metrics)

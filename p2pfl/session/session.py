@@ -110,7 +110,6 @@ class Session:
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, runtime.device, self.streams)
         self.algorithm.after_batch = self._after_batch
-        self.algorithm.trains = self.algorithm.aggregation.computes = run.trains
         meter = CostMeter(alone=runtime.alone, device=runtime.device, peers=run.peers)
         self.clock = runtime.clock(self.algorithm, meter)
         self.algorithm.now = self.clock.now
@@ -316,13 +315,12 @@ class Session:
         self.slot.meter.end()  # the slot is kept, but in one process, other peers compute before the next round
 
     def _evaluate(self) -> None:
-        if self.algorithm.trains:
-            self.evaluations = evaluate_algorithm(
-                self.algorithm,
-                masked=self.settings.masked_test,
-                whole=self.settings.global_test,
-                metrics=self.settings.metrics,
-            )
+        self.evaluations = evaluate_algorithm(
+            self.algorithm,
+            masked=self.settings.masked_test,
+            whole=self.settings.global_test,
+            metrics=self.settings.metrics,
+        )
         self.clock.evaluated()
 
     @asynccontextmanager
