@@ -38,7 +38,7 @@ did not record theirs.
 fifth of the peers (at least one) with the lowest values. ``collaboration.weights[a][b]`` is the mixing weight that
 the a-th of ``collaboration.peers`` gives to the b-th, 0 if that is not its neighbor; peers are ordered by group.
 ``inside`` and ``across`` are mean weights over ordered pairs of different peers of the same group and of different
-groups; null if there is no such pair.
+groups; null if there is no such pair. Of more than 1,000 peers, there is no such matrix.
 
 If peers attack (p2pfl/attackers.py), all means and what else describes several peers' results are of
 honest peers; only ``cost``, ``traffic`` and ``collaboration.weights`` are of all. ``attackers`` has the attack of
@@ -94,6 +94,10 @@ class PeerSummary:
     tested_on: dict[str, str] = field(default_factory=dict)
 
 
+MOST_WEIGHTED = 1000
+"""Peers of which a summary has the matrix of mixing weights, with an entry for each pair."""
+
+
 @dataclass(frozen=True)
 class Collaboration:
     """The matrix of mixing weights, and its mean within and across groups."""
@@ -107,10 +111,10 @@ class Collaboration:
 
     @classmethod
     def of(cls, results: Iterable[Result], attackers: Collection[PeerId] = ()) -> Collaboration | None:
-        """Return the weights of all peers, and their means over honest ones; None without weights."""
+        """Return the weights of all peers, and their means over honest ones; None without weights, or of too many."""
         results = [result for result in results if result.rounds_done]  # the others have initial weights only
         rows = {result.peer: result.weights for result in results if result.weights is not None}
-        if not rows:
+        if not rows or len(rows) > MOST_WEIGHTED:
             return None
         group = {result.peer: result.group for result in results}
         peers = sorted(rows, key=lambda peer: (group[peer], peer))
