@@ -49,7 +49,7 @@ def records(folder: Any, peer: int) -> list[dict[str, Any]]:
 SSL = ("fedstyle", "fedavg-ssl", "fedper-ssl", "fedrep-ssl", "fedprox-ssl", "apfl-ssl", "ditto-ssl")
 CONVERSATIONS: dict[str, tuple[str, ...]] = {
     "local": ("local",),  # nothing is sent
-    "dpsgd, steps": ("dpsgd", "dfedavgm"),  # one body to all neighbors, several times a round
+    "dpsgd, steps": ("dpsgd", "dfedavgm", "sgp"),  # one body to all neighbors, several times a round
     # One exchange a round, in which not everybody sends.
     "fedavg, some take part": (
         *("fedavg", "lg-fedavg", "fedsim", "pfedsim", "fedclassavg", "fedgen", "ditto", "fml"),

@@ -13,6 +13,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {"algorithm": {"name": "dpsgd", "order": "atc"}},
     "mapl": {"algorithm": {"name": "mapl", "warmup": 2}},
     "fedproto": {"algorithm": "fedproto"},
+    "sgp": {"algorithm": "sgp", "graph": "one-peer-exponential"},
 }
 SYNCHRONIES: dict[str, Any] = {"0": {"staleness": 0}, "2": {"staleness": 2}, "none": "none"}
 QUICK = [("dpsgd", "none"), ("mapl", "2")]

@@ -24,6 +24,7 @@ from p2pfl.algorithms import (
     l2c,
     lg_fedavg,
     pfedsim,
+    sgp,
 )
 from p2pfl.algorithms.l2c import validation_gradient
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width
@@ -77,6 +78,7 @@ def make(method: Any, dtype: torch.dtype, **hyper: Any) -> list[Any]:
         (dpsgd.DPSGD, {}),
         (dpsgd.DPSGD, {"local_epochs": 1}),
         (dfedavgm.DFedAvgM, {}),
+        (sgp.SGP, {}),
         (cga.CGA, {}),
         (fedfomo.FedFomo, {}),
         (fedavg_dec.FedAvgDec, {"weight_decay": 0.0}),

@@ -142,9 +142,7 @@ def test_adapt_z_takes_steps_of_the_optimizers_length() -> None:
     trained = np.array([z[i] + step(peer, z[i]) for i, peer in enumerate(peers)])
     mesh.run(1)
     for i, peer in enumerate(peers):
-        np.testing.assert_allclose(
-            theta(peer.model), np.tensordot(P[i] * w, trained, 1) / (P[i] @ w), atol=1e-5
-        )
+        np.testing.assert_allclose(theta(peer.model), np.tensordot(P[i] * w, trained, 1) / (P[i] @ w), atol=1e-5)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])

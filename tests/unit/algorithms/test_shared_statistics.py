@@ -32,7 +32,7 @@ INPUTS, CLASSES, PEERS = 4, 3, 4
 LINE = Topology.from_edges(PEERS, [(i, i + 1) for i in range(PEERS - 1)])
 SHARED = {"share_statistics": True, "momentum": 0.0, "lr": 0.05, "batch": 4}
 SHARING = (
-    *("fedavg", "dpsgd", "dfedavgm", "cga", "ditto", "pfedsim", "flt"),
+    *("fedavg", "dpsgd", "dfedavgm", "cga", "ditto", "pfedsim", "flt", "sgp"),
     *("fedavg-dec", "fedprox-dec", "fml", "fml-dec", "fedkd"),
 )
 """Methods that average whole models."""
@@ -96,6 +96,7 @@ def test_a_round_of_fedavg_averages_them_by_samples(name: str, model: str) -> No
     [
         ("dpsgd", {"local_epochs": 1}, {"epochs": 1}),
         ("dfedavgm", {}, {"epochs": 1}),
+        ("sgp", {"local_epochs": 1}, {"epochs": 1}),
         ("dpsgd", {"local_steps": 2}, {"steps": 2}),
         ("cga", {}, {"steps": 1}),
     ],
@@ -224,7 +225,7 @@ def test_a_model_without_batch_normalization_is_refused(algorithm: str, models: 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in SHARING if name != "flt"])
+@pytest.mark.parametrize("name", [name for name in SHARING if name not in ("flt", "sgp")])
 def test_predictions_of_messages_include_them_and_the_result_names_them(name: str) -> None:
     more = {"energy_start": 1.0, "energy_end": 1.0} if name == "fedkd" else {}
     algorithm = {"name": name, "share_statistics": True, "batch": 16, **more}

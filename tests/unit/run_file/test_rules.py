@@ -118,7 +118,7 @@ def test_a_rule_without_effect_is_refused(loaded: Any, name: str) -> None:
     loaded(f"algorithm.name={name}", "aggregation=mean")
 
 
-@pytest.mark.parametrize("name", ["l2c", "meta-l2c", "fedfomo", "pfedsim", "mapl", "mapl+"])
+@pytest.mark.parametrize("name", ["l2c", "meta-l2c", "fedfomo", "pfedsim", "mapl", "mapl+", "sgp"])
 def test_methods_that_compute_weights_refuse_rules_that_ignore_them(loaded: Any, name: str) -> None:
     ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=[all, first]")
     assert key == "aggregation"

@@ -62,7 +62,18 @@ def test_refusals_name_what_conflicts(changes: dict[str, Any], expected: str) ->
 def test_methods_that_need_the_same_round_are_not_marked_as_asynchronous() -> None:
     """By the verbs in their code: a method that answers or reduces needs the others' same round."""
     named = {name for name, method in ALGORITHMS.items() if method.asynchronous}
-    assert {"dpsgd", "dfedavgm", "fedavg", "fedproto", "fedtgp", "mapl", "mapl+", "ditto", "lg-fedavg"} <= named
+    assert {
+        "dpsgd",
+        "dfedavgm",
+        "fedavg",
+        "fedproto",
+        "fedtgp",
+        "mapl",
+        "mapl+",
+        "ditto",
+        "lg-fedavg",
+        "sgp",
+    } <= named
     assert not named & {"l2c", "meta-l2c", "dfml", "def-kt", "cga", "fedfomo", "flt", "fedavg-dec", "fedrolex"}
     assert not any(ALGORITHMS[name].replies for name in named)
 
