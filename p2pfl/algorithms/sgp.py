@@ -3,27 +3,27 @@
 Mahmoud Assran, Nicolas Loizou, Nicolas Ballas, Michael Rabbat: "Stochastic Gradient Push for Distributed Deep
 Learning", ICML 2019. https://arxiv.org/abs/1811.10792
 
-Peer i has a numerator x_i, a push-sum weight w_i, 1 at the start, and the de-biased model z_i = x_i / w_i. Algorithm 1,
-in round t, with d_i out-neighbors in the round's graph:
+Peer i has a numerator x_i, a push-sum weight w_i, 1 at the start, and the de-biased model z_i = x_i / w_i.
+Algorithm 1, with d_i out-neighbors in the round's graph:
 
     1  x_i ← x_i − γ ∇F_i(z_i)
     2  send (p_i x_i, p_i w_i) to each out-neighbor, and keep the same;   p_i = 1 / (d_i + 1)
     3  x_i ← p_i x_i + Σ_j p_j x_j,   w_i ← p_i w_i + Σ_j p_j w_j         (over those that have arrived)
     4  z_i ← x_i / w_i
 
-What is sent and kept sums to what was there, so Σ_i x_i and Σ_i w_i = n stay, with what is on its way, and only
-gradients change the average model Σ_i x_i / n, whatever the graph. Row weights, as D-PSGD's, need symmetric ones.
+What is sent and kept sums to what was there. So Σ_i w_i = n, including the messages in flight, and only gradients
+change the average model Σ_i x_i / n, whatever the graph: D-PSGD's weights must be doubly stochastic for that.
 
-Algorithm 2, τ-overlap SGP, is ``synchrony: {staleness: τ}``: line 3 waits for the messages of round t − τ only, and
-takes each one once.
+Algorithm 2, τ-overlap SGP, is ``synchrony: {staleness: τ}``: line 3 of round t waits for the messages of round t − τ
+only, and takes each message once.
 
-Line 1 with an optimizer and several local steps, which lead from z_i to z_i⁺, in both papers' sense of a gradient:
+Line 1 with any optimizer, whose local steps lead from z_i to z_i⁺:
 
     adapt: x    x_i ← x_i + (z_i⁺ − z_i),      so z_i ← z_i + (z_i⁺ − z_i) / w_i
     adapt: z    x_i ← x_i + w_i (z_i⁺ − z_i),  so z_i ← z_i⁺
 
-With x, the paper's, each peer counts alike in the average model; but a peer that sends more often than it receives has
-a small w_i, and takes steps that are too long. With z, steps have the optimizer's length, and count with w_i.
+x is the paper's: the steps of all peers count alike in the average model. But a peer that sends more often than it
+receives has a small w_i, so that z_i may diverge. With z, z_i moves as the optimizer says, and that counts with w_i.
 
 Differs from the paper:
 
@@ -59,7 +59,7 @@ LEAST = torch.finfo(torch.float32).tiny
 @dataclass(frozen=True)
 class Hyper(StepsOrEpochs):
     adapt: Literal["x", "z"] = "x"
-    """What moves by an optimizer's step: x, as in the paper, so that the steps of all peers count alike; or z, so that
+    """What the optimizer's steps move: x, as in the paper, so that the steps of all peers count alike; or z, so that
     they count with w: for synchrony none, where the w of fast peers gets small."""
 
 

@@ -1,4 +1,4 @@
-"""SGP against its paper: push-sum by hand on directed graphs, with messages that arrive late, several at once, or never."""
+"""SGP against its paper: push-sum by hand on directed graphs, with messages that arrive late, together, or never."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Mesh:
     def hold(self) -> None:
         """From now on, messages arrive by ``deliver``."""
         for endpoint, late in zip(self.endpoints, self.late, strict=True):
-            endpoint.accept = late.append  # type: ignore[method-assign]
+            endpoint.accept = late.append  # type: ignore[method-assign, assignment]
 
     def deliver(self, to: int, count: int) -> int:
         """Deliver the next messages to a peer; return how many of them are pushes."""
@@ -344,3 +344,7 @@ def test_sends_parameters_and_a_weight() -> None:
     traffic = run_rounds(make(3), LINE, 1)
     assert [payload(records[0].sent) for records in traffic] == [4 * CLASSES * (INPUTS + 1) * n for n in (1, 2, 1)]
     assert all({kind for kinds in records[0].sent.values() for kind in kinds} == {"Push"} for records in traffic)
+
+
+def test_no_push_replaces_another_one() -> None:
+    assert Conversation(make(1)[0].layouts()).kept == {"Push"}

@@ -50,6 +50,11 @@ def test_bound(given: Any, staleness: float | None) -> None:
             {"adversaries": [{"peers": [0], "name": "alie"}]},
             "adversaries.0.name: 'alie' uses what honest neighbors send in the same round",
         ),
+        (
+            {"aggregation": ["norm-clip", "age-weighted"], "synchrony": "rounds"},
+            "aggregation: 'age-weighted' has no effect: it goes by the ages of messages, which are 0",
+        ),
+        ({"aggregation": "age-weighted", "synchrony": {"staleness": 0}}, "'age-weighted' has no effect"),
         ({"aggregation": "sketchguard"}, "aggregation: 'sketchguard' has peers answer each other in a round"),
     ],
 )
@@ -62,18 +67,7 @@ def test_refusals_name_what_conflicts(changes: dict[str, Any], expected: str) ->
 def test_methods_that_need_the_same_round_are_not_marked_as_asynchronous() -> None:
     """By the verbs in their code: a method that answers or reduces needs the others' same round."""
     named = {name for name, method in ALGORITHMS.items() if method.asynchronous}
-    assert {
-        "dpsgd",
-        "dfedavgm",
-        "fedavg",
-        "fedproto",
-        "fedtgp",
-        "mapl",
-        "mapl+",
-        "ditto",
-        "lg-fedavg",
-        "sgp",
-    } <= named
+    assert {"dpsgd", "dfedavgm", "fedavg", "fedproto", "fedtgp", "mapl", "mapl+", "ditto", "lg-fedavg"} <= named
     assert not named & {"l2c", "meta-l2c", "dfml", "def-kt", "cga", "fedfomo", "flt", "fedavg-dec", "fedrolex"}
     assert not any(ALGORITHMS[name].replies for name in named)
 
