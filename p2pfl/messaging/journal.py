@@ -113,8 +113,12 @@ class _Addressed:
     """The neighbor may have read the entries before this one, from this process or an earlier one of this peer, which
     may have ended before its first checkpoint. So until the neighbor has said what it has, nothing is superseded."""
 
-    def without(self, entry: JournalEntry) -> None:
-        """Remove an entry."""
+    def has(self, entry: JournalEntry) -> bool:
+        """Return whether an entry was neither dropped nor superseded."""
+        position = _position(self.entries, entry.id)
+        return position < len(self.entries) and self.entries[position] is entry
+
+    def remove(self, entry: JournalEntry) -> None:
         position = _position(self.entries, entry.id)
         before = self.previous[position]
         del self.entries[position], self.previous[position]
@@ -198,8 +202,8 @@ class Journal:
                 addressed = self._addressed[neighbor]
                 earlier = addressed.newest.get(kind)
                 addressed.newest[kind] = entry
-                if earlier is not None and earlier.id >= addressed.offered:
-                    addressed.without(earlier)
+                if earlier is not None and earlier.id >= addressed.offered and addressed.has(earlier):
+                    addressed.remove(earlier)
                     if earlier.place is not None:
                         self._use(earlier.place.segment, -1)
 
@@ -209,8 +213,7 @@ class Journal:
             return True
         with self._lock:
             addressed = self._addressed[to]
-            position = _position(addressed.entries, entry.id)
-            if position == len(addressed.entries) or addressed.entries[position] is not entry:
+            if not addressed.has(entry):
                 return False
             addressed.offered = max(addressed.offered, entry.id.next)
             return True

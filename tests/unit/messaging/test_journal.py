@@ -263,6 +263,17 @@ def test_bodies_of_superseded_entries_are_released() -> None:
     assert len(journal.store.restore(range(1000))) <= 2  # two bodies in a segment, and the current one
 
 
+def test_an_entry_that_was_dropped_is_not_superseded() -> None:
+    """Not every kind is sent to a neighbor in each round, so its newest entry may be an old one."""
+    journal = Journal([1], supersedes=True)
+    journal.read_by(1, Id(0, 0))
+    for t, encoded in enumerate([wire.encode(Word("0")), block(1), wire.encode(Word("2"))]):
+        journal.drop(1, t - 1, declared_dead=True)
+        journal.begin(t)
+        journal.append(encoded, (1,))
+    assert ids(journal, 1) == [(1, 0), (2, 0)]
+
+
 def test_a_superseded_entry_is_not_sent_any_more() -> None:
     journal = superseding(Disk(), 1)
     found = journal.after(1, Id(0, 1))
