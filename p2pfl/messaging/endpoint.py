@@ -74,8 +74,9 @@ class Endpoint:
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.idle = idle
         self.mailbox = mailbox or Mailbox(self.neighbors)
-        self._kept = conversation.kept
-        self.journal = Journal(self.neighbors, store, supersedes=not self.mailbox.waits, keeps=self._kept)
+        self._kept, replaced = conversation.counting("all"), conversation.counting("current")
+        supersedes = not self.mailbox.waits
+        self.journal = Journal(self.neighbors, store, supersedes=supersedes, keeps=self._kept, replaces=replaced)
         self.waits = Waits(self.mailbox, wait_policy or WaitPolicy(), idle)
         if pipeline is not None:
             self.mailbox.on_discard = pipeline.left

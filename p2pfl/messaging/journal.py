@@ -136,6 +136,7 @@ class Journal:
     Args:
         supersedes: a new entry replaces earlier ones of its kind that its addressees cannot have read.
         keeps: kinds of which none replaces another.
+        replaces: kinds of which an entry also replaces those of earlier rounds to other neighbors.
     """
 
     def __init__(
@@ -145,10 +146,12 @@ class Journal:
         *,
         supersedes: bool = False,
         keeps: Collection[str] = (),
+        replaces: Collection[str] = (),
     ) -> None:
         self.store = store or BodyStore()
         self.supersedes = supersedes
         self._keeps = keeps
+        self._replaces = replaces
         self._addressed = {neighbor: _Addressed() for neighbor in neighbors}
         self._live: dict[int, int] = {}
         """{segment: addressees that may still ask for a body in it}"""
@@ -198,10 +201,13 @@ class Journal:
     def _supersede(self, kind: str, entry: JournalEntry) -> None:
         """Drop what an entry supersedes."""
         with self._lock:
-            for neighbor in entry.to:
+            for neighbor in self._addressed if kind in self._replaces else entry.to:
                 addressed = self._addressed[neighbor]
                 earlier = addressed.newest.get(kind)
-                addressed.newest[kind] = entry
+                if neighbor in entry.to:
+                    addressed.newest[kind] = entry
+                elif earlier is None or earlier.id.t == entry.id.t:
+                    continue
                 if earlier is not None and earlier.id >= addressed.offered and addressed.has(earlier):
                     addressed.remove(earlier)
                     if earlier.place is not None:
