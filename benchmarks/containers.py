@@ -8,6 +8,7 @@
     killed   a container is killed, and restarted when its neighbors have noticed
     cut      a container is disconnected from the network, and reconnected at another address when its neighbors have
              noticed
+    waitless cut, with `synchrony: none`: the simulation takes messages in the order of this run
 
 The mesh is that of docker-compose.yml. Each trial starts from scratch and leaves only the image. The fault happens in
 the middle of the run.
@@ -39,6 +40,8 @@ CLONE = Path(__file__).parent.parent
 COMPOSE_FILE = CLONE / "docker-compose.yml"
 RUN_FILE = CLONE / "topologies" / "mesh8.yaml"
 
+MOUNTED = "/etc/p2pfl"
+"""Where containers have the run file."""
 VICTIM: PeerId = 3
 ROUNDS_BEFORE = 5
 """Rounds that the victim has done when the fault happens. So early all peers exchange with all, so all notice."""
@@ -137,9 +140,9 @@ class Engine:
     scratch: Path
 
     @contextmanager
-    def started(self, compose: Sequence[str]) -> Iterator[Mesh]:
-        """Start the mesh with ``compose up`` under a project name of its own, and remove it afterwards."""
-        project = (*compose, "--project-name", self.name, "--file", str(COMPOSE_FILE))
+    def started(self, compose: Sequence[str], file: Path) -> Iterator[Mesh]:
+        """Start the mesh with ``compose up`` under a separate project name, and remove it afterwards."""
+        project = (*compose, "--project-name", self.name, "--file", str(file))
         run_settings = self.expected.settings
         labels = (f"label=com.docker.compose.project={self.name}", "label=com.docker.compose.service=peer-{}")
         find = ("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", labels[0], "--filter", labels[1])
@@ -233,24 +236,30 @@ def _connected(mesh: Mesh, peer: PeerId, count: int) -> bool:
 # ---- trials --------------------------------------------------------------------------------------------------
 
 
-def simulated(image: str, name: str, scratch: Path) -> RunFolder:
-    """Simulate the run in one container."""
-    file = f"/etc/p2pfl/{RUN_FILE.name}"
-    command = ("--entrypoint", "p2pfl", image, "simulate", file, "--run-dir", f"{IN_CONTAINER}/simulated")
-    with container(name, "--network", "none", "--volume", f"{RUN_FILE}:{file}:ro", *command):
-        copy_from(name, scratch / "container")
-    return RunFolder.open(scratch / "container" / "simulated")
+def simulated(image: str, name: str, scratch: Path, folder: Path = RUN_FILE.parent, *options: str) -> RunFolder:
+    """Simulate the run in one container.
+
+    Args:
+        folder: mounted in the container; the options come after the run file in it.
+    """
+    file = RUN_FILE.name if folder == RUN_FILE.parent else "run.yaml"
+    command = ("simulate", f"{MOUNTED}/{file}", *options, "--run-dir", f"{IN_CONTAINER}/simulated")
+    mounted = ("--network", "none", "--volume", f"{folder}:{MOUNTED}:ro", "--entrypoint", "p2pfl")
+    into = Path(tempfile.mkdtemp(dir=scratch))
+    with container(name, *mounted, image, *command):
+        copy_from(name, into)
+    return RunFolder.open(into / "simulated")
 
 
 def calm(engine: Engine) -> str:
     for number, compose in engine.composes.items():
-        trial(engine, compose, None, engine.scratch / f"calm-{number}")
+        trial(engine, compose, None, COMPOSE_FILE, engine.scratch / f"calm-{number}")
     return f"no fault, with compose {' and '.join(engine.composes)}"
 
 
-def trial(engine: Engine, compose: Sequence[str], fault: Callable[[Mesh], str] | None, into: Path) -> str:
+def trial(engine: Engine, compose: Sequence[str], fault: Callable[[Mesh], str] | None, file: Path, into: Path) -> str:
     """Run the mesh with a fault, and describe it. Raises click.ClickException if the run is not as simulated."""
-    with engine.started(compose) as mesh:
+    with engine.started(compose, file) as mesh:
         what = ""
         if fault is not None:
             early = f"peer {VICTIM} has done {ROUNDS_BEFORE} rounds"
@@ -266,13 +275,26 @@ def trial(engine: Engine, compose: Sequence[str], fault: Callable[[Mesh], str] |
         for peer, container_id in enumerate(mesh.containers):
             copy_from(container_id, copies / str(peer))
         p2pfl("collect", into, copies)
-    p2pfl("digest", into, engine.expected.root)
-    check_messages(RunFolder(into), engine.expected)
+    expected = engine.expected
+    if file != COMPOSE_FILE:
+        expected = simulated(engine.image, f"{engine.name}-again", engine.scratch, into, "--replay", MOUNTED)
+    p2pfl("digest", into, expected.root)
+    check_messages(RunFolder(into), expected)
     return what
 
 
 def with_fault(name: str, engine: Engine) -> str:
-    return trial(engine, next(iter(engine.composes.values())), FAULTS[name], engine.scratch / name)
+    return trial(engine, next(iter(engine.composes.values())), FAULTS[name], COMPOSE_FILE, engine.scratch / name)
+
+
+def waitless(engine: Engine) -> str:
+    folder = engine.scratch / "waitless"
+    folder.mkdir()
+    file = folder / RUN_FILE.name
+    file.write_text(RUN_FILE.read_text(encoding="utf-8").replace("rounds: 40", "rounds: 600\nsynchrony: none"))
+    composed = p2pfl("compose", file.name, "--image", engine.image, cwd=folder)
+    (folder / "compose.yml").write_text(composed, encoding="utf-8")
+    return trial(engine, next(iter(engine.composes.values())), cut, folder / "compose.yml", folder / "run")
 
 
 def composes() -> dict[str, tuple[str, ...]]:
@@ -306,7 +328,11 @@ def requirements(scratch: Path, image: str | None) -> Iterator[Engine]:
     yield Engine(programs, name, image, simulated(image, name, scratch), scratch)
 
 
-SCENARIOS: dict[str, Callable[[Engine], str]] = {"calm": calm, **{name: partial(with_fault, name) for name in FAULTS}}
+SCENARIOS: dict[str, Callable[[Engine], str]] = {
+    "calm": calm,
+    **{name: partial(with_fault, name) for name in FAULTS},
+    "waitless": waitless,
+}
 OPTIONS = (
     click.Option(
         ["--image"], envvar="P2PFL_IMAGE", help="Image to use. Default: build it, as `docker compose` does."

@@ -24,7 +24,10 @@ MAX_RECORD = 1 << 26
 """Most bytes of a file that is later read into memory as a whole: 67 MB, twenty times as in the largest runs."""
 RECORDS = (".json", ".yaml")
 RUN_FILES = ("run.yaml", "run.json")
-PEER_FILES = ("peer.log", "peer.log.1", "metrics.jsonl", "chaos.jsonl", "output.log", "status.json", "result.json")
+PEER_FILES = (
+    *("peer.log", "peer.log.1", "metrics.jsonl", "order.jsonl", "chaos.jsonl", "output.log"),
+    *("status.json", "result.json"),
+)
 """In the order of copying: a copied status of a finished peer comes with its result."""
 CHECKPOINTS = ("checkpoint-previous.pt", "checkpoint.pt")
 
