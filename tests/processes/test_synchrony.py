@@ -13,6 +13,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {"algorithm": {"name": "dpsgd", "order": "atc"}},
     "mapl": {"algorithm": {"name": "mapl", "warmup": 2}},
     "fedproto": {"algorithm": "fedproto"},
+    "swift": {"algorithm": {"name": "swift", "average_every": 2}},
+    "divshare": {"algorithm": {"name": "divshare", "receivers": 2}},
 }
 SYNCHRONIES: dict[str, Any] = {"0": {"staleness": 0}, "2": {"staleness": 2}, "none": "none"}
 QUICK = [("dpsgd", "none"), ("mapl", "2")]
