@@ -2,12 +2,16 @@
 
     python -m benchmarks.soak                                  # about half an hour on two cores
     python -m benchmarks.soak --rounds 300 --every 10
+    python -m benchmarks.soak --set synchrony=none --rounds 4000 --minutes 30       # rounds that do not wait
 
 Samples memory, open descriptors, disk and progress, fits a line to each, and compares the digests with those of
-`p2pfl simulate`. Fails if a digest differs. A slope is per 1,000 rounds, with its 95 % confidence interval, over the
-means of equal parts of the run, because single samples depend on each other. A restarted peer holds 1 to 2 MB more
-than before, but not more with each restart; hence the row of the peers that were never killed. Of these only private
-memory counts: of pages that forks share, each has a larger part when another one ends.
+`p2pfl simulate`, with `--replay` of the run if its rounds did not wait. Fails if a digest differs, or if a
+restarted peer could not repeat its order (docs/synchrony.md). Samples count until the first peer has finished.
+
+A slope is per 1,000 rounds, with its 95 % confidence interval, over the means of equal parts of the run, because
+single samples depend on each other. A restarted peer holds 1 to 2 MB more than before, but not more with each
+restart; hence the row of the peers that were never killed. Of these only private memory counts: of pages that forks
+share, each has a larger part when another one ends.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from scipy import stats
 from benchmarks.bench import procfs
 from benchmarks.bench.measuring import kill_tree, scratch_folder
 from benchmarks.bench.runs import light
-from benchmarks.scenarios import COMMAND, compared, start, tail
+from benchmarks.scenarios import COMMAND, simulate, start, tail, waits
+from launcher.facts.digests import compare
 from launcher.facts.processes import find_process
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
@@ -41,7 +46,7 @@ PARTS = 20
 """Parts of the run whose means are fitted."""
 WARM_UP = 0.1
 """Fraction of the rounds before the first sample that counts."""
-RECORDS = ("metrics.jsonl", "peer.log", "output.log")
+RECORDS = ("metrics.jsonl", "order.jsonl", "peer.log", "output.log")
 """Files that grow by a line or so a round, as they should."""
 
 
@@ -55,6 +60,7 @@ class Sample(NamedTuple):
         never_killed: mean private memory of the peers that were never killed, MB.
         descriptors: open in all peers.
         disk: MB of the run folder, without RECORDS.
+        finished: peers that have finished.
     """
 
     seconds: float
@@ -63,6 +69,7 @@ class Sample(NamedTuple):
     never_killed: float
     descriptors: float
     disk: float
+    finished: float
 
 
 @dataclass(frozen=True)
@@ -110,10 +117,11 @@ def slopes(samples: Sequence[Sample], rounds: int) -> dict[str, Slope]:
 
 
 def look(launcher: int, folder: RunFolder, killed: set[PeerId], began: float) -> Sample:
-    descriptors, rounds, memory = 0, [], []
+    descriptors, finished, rounds, memory = 0, 0, [], []
     for files in folder.peers():
         status = files.status()
         rounds.append(status.t or 0 if status else 0)
+        finished += bool(status and status.phase == "finished")
         if process := find_process(folder, files.peer):
             with suppress(psutil.Error):
                 descriptors += process.num_fds()
@@ -122,7 +130,8 @@ def look(launcher: int, folder: RunFolder, killed: set[PeerId], began: float) ->
                     memory.append(process.memory_full_info().uss / 1e6)
     total = sum(map(procfs.pss, procfs.tree(launcher))) / 1e6
     never_killed = fmean(memory) if memory else math.nan
-    return Sample(time.monotonic() - began, fmean(rounds), total, never_killed, descriptors, size(folder.root) / 1e6)
+    disk = size(folder.root) / 1e6
+    return Sample(time.monotonic() - began, fmean(rounds), total, never_killed, descriptors, disk, finished)
 
 
 def size(root: Path) -> int:
@@ -151,14 +160,37 @@ def _is_running(files: PeerFolder) -> bool:
     return status is not None and status.phase not in ("starting", "finished") and files.result() is None
 
 
+def same_as_simulated(folder: RunFolder) -> bool:
+    """Whether a simulation ends with the digests of a finished run, whose order it repeats if there is one."""
+    replay = [] if waits(folder) else ["--replay", folder.root]
+    return compare(folder, simulate(folder.run_file, *replay)).same
+
+
+def not_repeated(folder: RunFolder) -> int:
+    """How often a restarted peer could not take what it had taken before, by the logs."""
+    logs = (path.read_text(errors="replace") for files in folder.peers() for path in files.root.glob("peer.log*"))
+    return sum(log.count("order not repeated") for log in logs)
+
+
 @click.command(help=__doc__)
 @click.option("--peers", default=64, show_default=True)
 @click.option("--rounds", default=2000, show_default=True)
 @click.option("--every", default=30.0, show_default=True, help="Seconds between two kills.")
+@click.option("--minutes", type=float, help="Kill nobody after so many minutes; default: kill to the end.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key of the run file.")
 @click.option("--sample", default=5.0, show_default=True, help="Seconds between two samples.")
 @click.option("--seed", default=1, show_default=True, help="Seed of which peers are killed.")
 @click.option("--samples", "record", type=click.Path(path_type=Path), help="Also write the samples, as JSON lines.")
-def main(peers: int, rounds: int, every: float, sample: float, seed: int, record: Path | None) -> None:
+def main(
+    peers: int,
+    rounds: int,
+    every: float,
+    minutes: float | None,
+    sets: tuple[str, ...],
+    sample: float,
+    seed: int,
+    record: Path | None,
+) -> None:
     tree = light(peers, {"name": "regular", "degree": 4}, rounds)
     tree["transport"] = {"give_up": 120, "deadline": 600}  # a restarted peer must not be declared dead
     tree["eval_every"] = max(1, int(WARM_UP * rounds) // 2)  # the first evaluation takes memory: during the warm-up
@@ -167,7 +199,9 @@ def main(peers: int, rounds: int, every: float, sample: float, seed: int, record
         (root / "run.yaml").write_text(json.dumps(tree))
         began = time.monotonic()
         next_kill, next_sample = began + every, began
-        process = start([*COMMAND, "launch", "run.yaml", "--run-dir", "run"], root / "output", root)
+        last_kill = math.inf if minutes is None else began + 60 * minutes
+        changes = [word for change in sets for word in ("--set", change)]
+        process = start([*COMMAND, "launch", "run.yaml", "--run-dir", "run", *changes], root / "output", root)
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -180,7 +214,7 @@ def main(peers: int, rounds: int, every: float, sample: float, seed: int, record
                         with record.open("a") as lines:
                             lines.write(json.dumps(samples[-1]._asdict()) + "\n")
                 if exists and time.monotonic() >= next_kill:
-                    next_kill += every
+                    next_kill = next_kill + every if next_kill + every <= last_kill else math.inf
                     victim = kill_one(RunFolder.open(root / "run"), chance)
                     kills += [] if victim is None else [victim]
         finally:
@@ -188,18 +222,21 @@ def main(peers: int, rounds: int, every: float, sample: float, seed: int, record
         seconds = time.monotonic() - began
         if process.returncode:
             raise click.ClickException(tail(root / "output"))
-        same = compared(root / "run.yaml", RunFolder.open(root / "run"))
+        folder = RunFolder.open(root / "run")
+        same, lost = same_as_simulated(folder), not_repeated(folder)
     of = len(set(kills))
     click.echo(
         f"{peers} peers, {rounds} rounds, {len(kills)} kills of {of}, {seconds:.0f} s, {len(samples)} samples\n"
     )
     click.echo("| figure | mean | slope per 1,000 rounds | 95 % interval |\n|---|---:|---:|---|")
-    for name, line in slopes(samples[:-1], rounds).items():
+    for name, line in slopes([each for each in samples if not each.finished], rounds).items():
         low, high = line.slope - line.margin, line.slope + line.margin
         click.echo(f"| {name} | {line.mean:,.1f} | {line.slope:+.2f} | {low:+.2f} to {high:+.2f} |")
     click.echo(f"\nbit-identical to the simulation: {'yes' if same else 'NO'}")
     if not same:
         raise click.ClickException("the digests differ")
+    if lost:
+        raise click.ClickException(f"an order was not repeated: {lost} times, by the logs of the peers")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class LaunchRequest:
     def load(self, *, clock: bool = False) -> Run:
         """Check the run file and its models, and load and partition its dataset once before any peer starts.
 
-        Print what there is to know about the dataset, and that ``time`` has no effect without a simulated ``clock``.
+        Print what there is to know about the dataset, which rule ``aggregation: auto`` is, and that ``time`` has no
+        effect without a simulated ``clock``.
 
         Raises:
             RunFileError: something is wrong with one of them.
@@ -60,6 +61,8 @@ class LaunchRequest:
         check_report(run)
         for note in dataset.notes:
             echo(f"note: {note}", err=True)
+        if run.recommended:
+            echo(f"note: aggregation: auto is {run.rules[0]} for {run.file.algorithm.name}", err=True)
         if run.file.time is not None and not clock:
             echo("note: this run takes real time; `time` is for `p2pfl simulate --clock`", err=True)
         return run

@@ -1,7 +1,7 @@
 """``python -m tests.generated_docs`` writes the tables of names in README and docs, from what is registered.
 
-Generated are docs/algorithms/README.md, the tables in docs/rules/README.md and docs/attacks/README.md, and in the
-table of keys in README.md the lists of names.
+Generated are docs/algorithms/README.md, the tables in docs/rules/README.md, docs/rules/auto.md and
+docs/attacks/README.md, and in the table of keys in README.md the lists of names.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hostile.robustness_map import MEAN, NO_ATTACK, Cell, score
+from benchmarks.hostile.runs import Results
 from p2pfl.adversaries import ADVERSARIES
-from p2pfl.aggregation import AGGREGATIONS
+from p2pfl.aggregation import AGGREGATIONS, Auto
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.options import Options, notes
 from p2pfl.plugins import TABLES
+from p2pfl.run_file.checks import gathers
 
 PROJECT = Path(__file__).parents[1]
 
@@ -58,13 +61,35 @@ EXAMPLES: dict[str, dict[str, Any]] = {"centered-clipping": {"radius": 1.0}, "cl
 
 
 def rules() -> str:
-    """Return the table in docs/rules/README.md: a row for each rule."""
+    """Return the table in docs/rules/README.md: a row for each rule that combines."""
     table = "| rule | what it does | parameters | bears | weights |\n|---|---|---|---:|---|\n"
     for name, rule in AGGREGATIONS.items():
-        if name != "list":
+        if name not in ("list", "auto"):
             bears = rule.parse(EXAMPLES.get(name, {})).tolerates(10)
             used = "yes" if rule.weighted else "no"
             table += f"| [{name}]({name}.md) | {summary(rule)} | {parameters(rule)} | {bears} | {used} |\n"
+    return table
+
+
+def recommended() -> str:
+    """Return the table in docs/rules/auto.md: a row for each algorithm, with accuracies where the map has them."""
+    results = Results(PROJECT / "benchmarks" / "results" / "hostile-map.jsonl")
+
+    def accuracy(method: str, rule: str, attack: str, fraction: int) -> str:
+        found = score(results, Cell(method, rule, attack, fraction))
+        return f"{100 * found.mean:.0f} ({100 * found.worst:.0f})" if found is not None else ""
+
+    table = "| algorithm | auto | no attackers: mean | auto | 20 % flip signs: mean | auto |\n"
+    table += "|---|---|---:|---:|---:|---:|\n"
+    for name, method in ALGORITHMS.items():
+        rule = Auto.recommended(learns_weights=method.learns_weights) if gathers(method) else None
+        shown = "refused" if rule is None else f"[{rule}]({rule}.md)"
+        cells = [
+            accuracy(name, each, attack, fraction) if rule is not None else ""
+            for attack, fraction in ((NO_ATTACK, 0), ("sign-flip", 20))
+            for each in (MEAN, rule or MEAN)
+        ]
+        table += f"| [{name}](../algorithms/{name}.md) | {shown} | {' | '.join(cells)} |\n"
     return table
 
 
@@ -106,14 +131,16 @@ def readme(text: str) -> str:
 def pages() -> dict[Path, str]:
     """Return what the generated pages should contain."""
     docs = PROJECT / "docs"
-    page, rules_page, attacks_page = (
+    page, rules_page, auto_page, attacks_page = (
         PROJECT / "README.md",
         docs / "rules" / "README.md",
+        docs / "rules" / "auto.md",
         docs / "attacks" / "README.md",
     )
     return {
         page: readme(page.read_text(encoding="utf-8")),
         rules_page: with_table(rules_page.read_text(encoding="utf-8"), rules()),
+        auto_page: with_table(auto_page.read_text(encoding="utf-8"), recommended()),
         attacks_page: with_table(attacks_page.read_text(encoding="utf-8"), attacks()),
         docs / "algorithms" / "README.md": algorithms(),
     }

@@ -30,7 +30,8 @@ def run_in_order(algorithms: Sequence[Algorithm[Any]], topology: Topology, order
 async def _run_in_order(
     algorithms: Sequence[Algorithm[Any]], topology: Topology, order: Sequence[int]
 ) -> list[list[Take]]:
-    hub, taken = LocalHub(), [[] for _ in algorithms]
+    hub = LocalHub()
+    taken: list[list[Take]] = [[] for _ in algorithms]
     for algorithm in algorithms:
         conversation = Conversation(algorithm.layouts(), algorithm.prunes, algorithm.on_receive)
         neighbors = topology.neighbors[algorithm.me]

@@ -20,7 +20,8 @@ from p2pfl.algorithms.context import Context
 from p2pfl.data import Dataset, Split, Subset
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.conversation import Conversation
-from p2pfl.messaging.endpoint import Endpoint, MessageCounts
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology

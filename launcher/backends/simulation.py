@@ -153,5 +153,4 @@ def _run(
         except KeyboardInterrupt:
             progress.print("stopped")
         display.update(now=True)
-    # Simulated seconds are those of the slowest peer, which the summary takes if they are more.
-    return summarize(folder, seconds=0.0 if clock else seconds_before + time.monotonic() - began)
+    return summarize(folder, seconds=seconds_before + time.monotonic() - began)

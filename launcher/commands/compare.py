@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, MASKED, FiniteNumber, open_all
+from launcher.commands.group import JSON, MASKED, SECONDS_TO, FiniteNumber, Fraction, open_all
 from launcher.formatting.console import echo, make_console, make_table
 
 if TYPE_CHECKING:
@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     from p2pfl.run_folder.folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
-
-
-class Fraction(click.ParamType[float]):
-    """A fraction: ``0.8`` or ``80%``."""
-
-    name = "fraction"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        try:
-            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            found = -1.0
-        if not 0 < found <= 1:
-            self.fail(f"{text!r} is not an accuracy; expected a fraction above 0 such as 0.8, or 80%", param, ctx)
-        return found
 
 
 def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
@@ -54,9 +38,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
     "--test", type=click.Choice(["t", "wilcoxon"]), default="t", show_default=True, help="Paired test over seeds."
 )
 @click.option("--target", type=Fraction(), metavar="ACCURACY", help="Count the rounds to this accuracy, e.g. 0.8.")
-@click.option(
-    "--seconds-to", type=Fraction(), metavar="ACCURACY", help="Count the seconds to this accuracy, e.g. 0.8."
-)
+@SECONDS_TO
 @click.option(
     "--at-bytes",
     type=FiniteNumber(min=0),
@@ -154,7 +136,7 @@ def _has_groups(members: Sequence[Any]) -> bool:
 
 
 def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -> None:
-    from launcher.comparison.groups import varied, without_attackers
+    from launcher.comparison.groups import note_on_clock, varied, without_attackers
     from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
     from launcher.comparison.test_sets import differing, names
@@ -168,7 +150,11 @@ def _show_runs(members: Sequence[ComparedRun], compared: Sequence[RunFigures]) -
         if further is not None:
             console.print()
             console.print(further)
-    notes = [different_tests(differing(members)) if several else "", without_attackers(members)]
+    notes = [
+        different_tests(differing(members)) if several else "",
+        without_attackers(members),
+        note_on_clock(members),
+    ]
     for note in filter(None, notes):
         console.print()
         console.print(note, style="dim")

@@ -113,6 +113,22 @@ class FiniteNumber(click.FloatRange):
         return found
 
 
+class Fraction(click.ParamType[float]):
+    """A fraction: ``0.8`` or ``80%``."""
+
+    name = "fraction"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            found = -1.0
+        if not 0 < found <= 1:
+            self.fail(f"{text!r} is not an accuracy; expected a fraction above 0 such as 0.8, or 80%", param, ctx)
+        return found
+
+
 def require_file(context: click.Context, argument: click.Parameter, file: Path | None) -> Path | None:
     """Reject a run file that does not exist before torch is imported, which takes seconds."""
     from p2pfl.errors import Problem
@@ -147,6 +163,11 @@ MASKED = click.option(
     "masked",
     default=None,
     help="Count only the scores of local classes, or of all classes; default: masked_test of the run file.",
+)
+
+
+SECONDS_TO = click.option(
+    "--seconds-to", type=Fraction(), metavar="ACCURACY", help="Count the seconds to this accuracy, e.g. 0.8."
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import open_all
+from launcher.commands.group import SECONDS_TO, open_all
 from launcher.formatting.console import echo
 
 HTML = (".html", ".htm")
@@ -35,8 +35,14 @@ def _replaceable(context: click.Context, option: click.Parameter, file: Path | N
 @click.option(
     "--without-models", is_flag=True, help="Load neither data nor checkpoints: faster, but shows less of a run."
 )
+@SECONDS_TO
 def report(
-    runs: tuple[Path, ...], output: Path | None, png: Path | None, pdf: Path | None, without_models: bool
+    runs: tuple[Path, ...],
+    output: Path | None,
+    png: Path | None,
+    pdf: Path | None,
+    without_models: bool,
+    seconds_to: float | None,
 ) -> None:
     """Write one HTML page about RUN, or about how several compare. A sweep stands for its runs.
 
@@ -47,8 +53,10 @@ def report(
     members = open_all(runs)
     if not members:
         raise click.UsageError(f"no run of {', '.join(map(str, runs))} has begun")
+    if seconds_to is not None and len(members) == 1:
+        raise click.UsageError("--seconds-to is a column of the page about several runs; name more runs")
     page = output or (runs[0] if len(runs) == 1 else Path()) / NAME
-    for file in write(members, page, models=not without_models, png=png, pdf=pdf):
+    for file in write(members, page, models=not without_models, png=png, pdf=pdf, seconds_to=seconds_to):
         echo(str(file))
     echo(f"open it: {opener(page)}", err=True)
 

@@ -41,6 +41,8 @@ def status(run: Path, again: bool, as_json: bool) -> None:
     state      what a living peer does (queued: waits for a compute slot; suspended: by a signal), or how it ended
     waits for  neighbors whose messages it waits for, and for how long it has been in this state
     sent, recv bytes of the completed rounds
+    ages       if rounds do not wait: how many rounds old the messages were that the last round took, as median and
+               range; negative: the neighbor was ahead
     memory     pages that processes share are divided among them
     queues     messages that arrived and are not yet used (in), and that neighbors have not yet received (out)
 

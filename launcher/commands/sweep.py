@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, SETS, open_run, require_file
+from launcher.commands.group import JSON, SECONDS_TO, SETS, open_run, require_file
 from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from launcher.facts.sweep_folder import SweepFolder
     from launcher.sweep.runner import SweepProgress
 
-ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "space")
+ONLY_NEW = ("grid", "seeds", "simulate", "clock", "backend", "out", "sets", "rounds", "space")
 """Options that say what a new sweep is; an existing one has them in its folder."""
 
 MOST_SEEDS = 10_000
@@ -42,6 +42,11 @@ MOST_SEEDS = 10_000
 @click.option("--rounds", type=click.IntRange(min=1), help="Short for --set rounds=N.")
 @click.option("--simulate", is_flag=True, help="Simulate the runs instead of launching one process per peer.")
 @click.option(
+    "--clock",
+    is_flag=True,
+    help="Simulate them on a simulated clock, as `p2pfl simulate --clock` does; all seconds are simulated.",
+)
+@click.option(
     "--backend",
     type=click.Choice(["local", "slurm"]),
     help="What starts the peers of each run: this host (default), or the nodes of a Slurm allocation.",
@@ -54,6 +59,7 @@ MOST_SEEDS = 10_000
     help="Maximum number of simultaneous runs; default: 1, with --simulate one per core.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The sweep's folder; default: a new one in sweeps.")
+@SECONDS_TO
 @JSON
 def sweep(
     file: Path,
@@ -62,6 +68,7 @@ def sweep(
     as_json: bool,
     sbatch: bool,
     task: int | None,
+    seconds_to: float | None,
     **wanted: Any,
 ) -> None:
     """Run FILE with many values and seeds.
@@ -70,17 +77,18 @@ def sweep(
     The folder has one run folder for each. The same command again, or `p2pfl sweep FOLDER`, keeps the runs that have
     finished and resumes those that were interrupted, also after kill -9 or a reboot. A run starts only if it fits
     into memory, as measured of earlier ones. Ctrl-C, or closing the terminal, stops the runs; a second Ctrl-C kills
-    them. At the end, compare the runs; `p2pfl compare FOLDER` has more options for that. Exit with 1 if a run did not
-    finish.
+    them. On a simulated clock there are no checkpoints: what was interrupted starts again. At the end, compare the
+    runs; `p2pfl compare FOLDER` has more options for that. Exit with 1 if a run did not finish.
     """
     from launcher.lossy_output import outliving_readers
 
-    if wanted["simulate"] and wanted["backend"]:
-        raise click.UsageError("--simulate starts no peers: leave out --backend")
+    if wanted["backend"] and (simulated := [name for name in ("simulate", "clock") if wanted[name]]):
+        raise click.UsageError(f"--{simulated[0]} starts no peers: leave out --backend")
     if sbatch and task is not None:
         raise click.UsageError("--sbatch prints a script for all tasks: leave out --task")
-    if (sbatch or task is not None) and as_json:
-        raise click.UsageError(f"--json is not for {'--sbatch' if sbatch else '--task'}")
+    of_table = [name for name, given in (("--json", as_json), ("--seconds-to", seconds_to is not None)) if given]
+    if (sbatch or task is not None) and of_table:
+        raise click.UsageError(f"{of_table[0]} is not for {'--sbatch' if sbatch else '--task'}")
     if task is not None and jobs is not None:
         raise click.UsageError("--task runs one run: leave out --jobs")
     folder = _find(file, trials, wanted)
@@ -90,11 +98,11 @@ def sweep(
         _print_array_script(folder, jobs) if sbatch else _run_task(folder, task or 0)
         return
     with outliving_readers():
-        code = _run_all(folder, jobs, as_json=as_json)
+        code = _run_all(folder, jobs, seconds_to, as_json=as_json)
     sys.exit(code)
 
 
-def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
+def _run_all(folder: SweepFolder, jobs: int | None, seconds_to: float | None, *, as_json: bool) -> int:
     """Run what has not finished, and report. Return the exit status."""
     from launcher.lossy_output import dropping
     from launcher.sweep.display import SweepDisplay
@@ -125,7 +133,7 @@ def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
             progress = runner.run()
         best = search.best() if folder.sweep.search is not None else []
         retries = folder.sweep.search is None or search.halted
-        everything = _report(folder, progress, best, as_json=as_json, retries=retries)
+        everything = _report(folder, progress, best, seconds_to, as_json=as_json, retries=retries)
         if folder.sweep.search is not None:
             for line in search.report():
                 echo(line, err=True)
@@ -209,7 +217,8 @@ def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder
         seeds=wanted["seeds"],
         sets=wanted["sets"],
         rounds=wanted["rounds"],
-        simulate=wanted["simulate"],
+        simulate=wanted["simulate"] or wanted["clock"],
+        clock=wanted["clock"],
         out=wanted["out"],
         backend=wanted["backend"] or "local",
         search=search,
@@ -234,12 +243,19 @@ def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
 
 
 def _report(
-    folder: SweepFolder, progress: SweepProgress, best: Sequence[str], *, as_json: bool, retries: bool
+    folder: SweepFolder,
+    progress: SweepProgress,
+    best: Sequence[str],
+    seconds_to: float | None,
+    *,
+    as_json: bool,
+    retries: bool,
 ) -> bool:
     """Print the table of the finished runs, and the failures. Return whether all runs have finished.
 
     Args:
         best: the trials of a search, the best first.
+        seconds_to: accuracy; count the seconds until each run reaches it.
         retries: whether continuing the sweep starts failed runs again.
     """
     from launcher.commands.compare import show
@@ -250,7 +266,7 @@ def _report(
     columns = None
     if best:
         done.sort(key=lambda member: best.index(member[1].name) if member[1].name in best else len(best))
-        columns = ("accuracy", "worst", "sent", "time")
+        columns = ("accuracy", "worst", "seconds", "sent", "time")
     failures = [
         {"run": name, "error": error, "log": str(folder.log(name))} for name, error in progress.failures.items()
     ]
@@ -261,7 +277,7 @@ def _report(
             show(
                 done,
                 None,
-                CompareOptions(),
+                CompareOptions(seconds_to=seconds_to),
                 "json" if as_json else "table",
                 grouped=True,
                 columns=columns,

@@ -20,6 +20,8 @@ from p2pfl.run_folder.folder import RunFolder
 
 NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.download")
 """Keys of the run file that do not tell groups apart: the seed, where files are, who watches."""
+SIMULATED = "simulated"
+"""The clock of runs whose seconds are simulated."""
 TEST_SET = "test set"
 """Label of groups of which some were tested on other samples than others."""
 
@@ -112,6 +114,17 @@ class RunGroup:
     def by_seed(self) -> dict[int, float]:
         """Return the mean accuracy by seed: of the runs that share a seed, the mean."""
         return dict(sorted(mean_by_seed((member.seed, member.accuracy) for member in self.counted).items()))
+
+
+def common_clock(members: Iterable[ComparedRun]) -> str | None:
+    """Return the clock of all runs, ``SIMULATED`` or ``real``; None if they differ in it."""
+    clocks = {member.values["clock"] for member in members}
+    return clocks.pop() if len(clocks) == 1 else None
+
+
+def note_on_clock(members: Iterable[ComparedRun]) -> str:
+    """Say that the seconds are those of a simulated clock; empty if some of them are not."""
+    return "Seconds are those of a simulated clock." if common_clock(members) == SIMULATED else ""
 
 
 def without_attackers(members: Iterable[ComparedRun]) -> str:

@@ -12,6 +12,7 @@ from launcher.comparison.groups import (
     RunGroup,
     find_baseline,
     group,
+    note_on_clock,
     other_tests,
     varied,
     without_attackers,
@@ -113,11 +114,15 @@ class Results:
     without_attackers: str = ""
     seconds_target: float | None = None
     """Accuracy of ``seconds_to_target``."""
+    clock: str = ""
+    """Says that all seconds are simulated, if they are."""
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
         if not self.without_attackers:
             del plain["without_attackers"]
+        if not self.clock:
+            del plain["clock"]
         return plain
 
 
@@ -187,6 +192,7 @@ def results(members: Sequence[ComparedRun], lines: Sequence[RunFigures], options
         other_tests=other_tests(groups),
         without_attackers=without_attackers(members),
         seconds_target=options.seconds_to,
+        clock=note_on_clock(members),
     )
 
 

@@ -172,6 +172,8 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
             "% at a number of bytes or a time: accuracy of the last evaluation before all peers together had sent "
             "more, or it was over."
         )
+    if results.clock and {"seconds", "at-time", "time"} & set(chosen):
+        found.append(results.clock)
     shown = {part for key in lines[0].labels for part in (key, f"{key}.name")}
     for key, values in results.differ.items():
         if key not in shown:
@@ -228,14 +230,15 @@ def percent_text(figure: Statistic | None) -> str:
 def _reached(figure: str) -> Callable[[GroupLine], str]:
     """Return the text of the rounds or seconds to a target, which some runs may not have reached."""
 
-    def text(line: GroupLine) -> str:
-        reached: Statistic | None = getattr(line, figure)
-        if reached is None:
-            return DASH if not line.runs else "not reached"
-        text = f"{reached.mean:.1f}" + ("" if reached.std is None else f" ± {reached.std:.1f}")
-        return text if reached.n == len(line.seeds) else f"{text} ({reached.n} of {len(line.seeds)})"
+    return lambda line: reached_text(getattr(line, figure), len(line.seeds))
 
-    return text
+
+def reached_text(reached: Statistic | None, seeds: int) -> str:
+    """``12.5 ± 1.0 (2 of 3)``: rounds or seconds to a target, over those of the ``seeds`` that have reached it."""
+    if reached is None:
+        return "not reached" if seeds else DASH
+    text = f"{reached.mean:.1f}" + ("" if reached.std is None else f" ± {reached.std:.1f}")
+    return text if reached.n == seeds else f"{text} ({reached.n} of {seeds})"
 
 
 def _seconds(seconds: float) -> str:

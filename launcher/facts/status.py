@@ -17,6 +17,7 @@ from launcher.facts.processes import find_process, is_alive, outcome
 from launcher.facts.registration import find_launcher
 from p2pfl import PeerId
 from p2pfl.attackers import attacks
+from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder, Status
 
 WATCH_INTERVAL = 1.0
@@ -41,6 +42,8 @@ class PeerLine:
         unread: messages that arrived and were not yet used.
         undelivered: messages that neighbors have not yet received.
         skipped: what it did not use in the completed rounds because it had diverged, by kind.
+        ages: of the messages that its last completed round took; None if it took none, or if rounds wait for one
+            another.
     """
 
     peer: PeerId
@@ -57,6 +60,15 @@ class PeerLine:
     unread: int
     undelivered: int
     skipped: dict[str, int] = field(default_factory=dict)
+    ages: AgeRange | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        if self.ages is None:
+            del plain["ages"]
+        else:
+            plain["ages"] = self.ages._asdict()
+        return plain
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class RunStatus:
     """The attack of each attacker, by peer: means are of honest peers."""
 
     def to_dict(self) -> dict[str, Any]:
-        plain = asdict(self)
+        plain = {**asdict(self), "peers": [line.to_dict() for line in self.peers]}
         if not self.attacks:
             del plain["attacks"]
         return plain
@@ -132,6 +144,7 @@ def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool, resuming: b
         unread=known.unread if living else 0,
         undelivered=known.undelivered if living else 0,
         skipped=known.skipped,
+        ages=None if known.ages is None else AgeRange(known.ages[0], int(known.ages[1]), int(known.ages[2])),
     )
 
 

@@ -21,6 +21,8 @@
      "weighted_accuracy": 0.96 | null,          correct predictions of all peers / test samples of all peers
      "cost": {"cpu_seconds": 430.1, "cpu_joules": …},    sums over the peers; see p2pfl/session/cost.py
      "statistics": "local" | "averaged" | …,    what becomes of batch-normalization statistics; "" without any
+     "ages": {"Parameters": {"median": 0, "lowest": -4, "highest": 9}},   of the messages that all rounds of all
+                                                peers took, in rounds; if rounds do not wait for one another
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null,
@@ -44,7 +46,7 @@ each attacker, the accuracy of their models, and the mean weights that honest pe
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
@@ -55,6 +57,7 @@ from launcher.facts.spreads import MetricSpread, Spread, metric_spreads, nonfini
 from p2pfl import PeerId
 from p2pfl.attackers import attacks
 from p2pfl.errors import RunFolderError, WriteError
+from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.files import read_json, write_json
 from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder, Status
 
@@ -185,6 +188,7 @@ class Summary:
     statistics: str = ""
     attackers: Attackers | None = None
     clock: str = ""
+    ages: dict[str, AgeRange] = field(default_factory=dict)
     unwritten: str = ""
     """Why summary.json could not be written; not part of it."""
 
@@ -204,6 +208,9 @@ class Summary:
             del plain["attackers"]
         if not self.clock:
             del plain["clock"]
+        plain["ages"] = {kind: ages._asdict() for kind, ages in self.ages.items()}
+        if not self.ages:
+            del plain["ages"]
         return plain
 
 
@@ -283,6 +290,9 @@ def _summary(
     folder: RunFolder, exit_codes: Mapping[PeerId, int], seconds: float | None, errors: Mapping[PeerId, str]
 ) -> Summary:
     run = folder.settings
+    clock = folder.info.get("clock", "")
+    if clock:  # the time of the slowest peer, whatever the launcher has measured
+        seconds = 0.0
     attackers = attacks(run)
     peer_folders = list(folder.peers())
     found = {files: files.result() for files in peer_folders}
@@ -322,7 +332,8 @@ def _summary(
         collaboration=collaboration,
         statistics="; ".join(sorted({result.statistics for result in results if result.statistics})),
         attackers=Attackers.of(attackers, {peer.peer: peer.accuracy for peer in peers}, collaboration),
-        clock=folder.info.get("clock", ""),
+        clock=clock,
+        ages=_ages(results),
     )
 
 
@@ -369,6 +380,14 @@ def _weighted_accuracy(results: Iterable[Result]) -> float | None:
     counts = [(result.correct, result.samples) for result in results]
     correct, samples = (sum(part) for part in zip(*counts, strict=True)) if counts else (0, 0)
     return correct / samples if samples else None
+
+
+def _ages(results: Iterable[Result]) -> dict[str, AgeRange]:
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for result in results:
+        for kind, by_age in result.ages.items():
+            counts[kind].update({int(age): messages for age, messages in by_age.items()})
+    return {kind: AgeRange.of(counts[kind]) for kind in sorted(counts) if counts[kind]}
 
 
 def _sums(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:

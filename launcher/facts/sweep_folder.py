@@ -63,6 +63,7 @@ class Sweep:
     """What was asked for.
 
     Attributes:
+        clock: the runs are simulated on a simulated clock, and ``simulate`` is true.
         digest: over the run files of all runs, and how they are run: equal for equal sweeps.
         file: the run file, absolute.
         sets: the ``--set`` options.
@@ -82,12 +83,14 @@ class Sweep:
     search: Mapping[str, Any] | None = None
     sha256: str = ""
     backend: str = "local"
+    clock: bool = False
 
     def to_yaml(self) -> str:
         plain = {
             "digest": self.digest,
             "file": self.file,
             "simulate": self.simulate,
+            "clock": self.clock,
             "backend": self.backend,
             "set": list(self.sets),
             "grid": dict(self.grid),
@@ -114,7 +117,8 @@ class Sweep:
             raise TypeError("search: not a mapping")
         sets = tuple(map(str, plain["set"]))
         more = str(plain.get("sha256", "")), str(plain.get("backend", "local"))
-        return cls(*texts, bool(plain["simulate"]), sets, grid, points, search, *more)
+        clock = bool(plain.get("clock", False))
+        return cls(*texts, bool(plain["simulate"]), sets, grid, points, search, *more, clock)
 
 
 def _name(text: Any) -> str:
@@ -207,12 +211,18 @@ class SweepFolder:
         finally:
             os.close(file)
 
-    def clear_incomplete(self, name: str) -> None:
-        """Delete the folder of a run whose command was killed before the run existed."""
-        root = self.run(name).root
-        if root.exists() and not (root / "run.yaml").exists():
-            with write_errors(root):
-                shutil.rmtree(root)
+    def clear_unresumable(self, name: str) -> None:
+        """Delete the folder of a run that has to begin again.
+
+        Its command was killed before the run existed, or the run was interrupted on a simulated clock, which has no
+        checkpoints.
+        """
+        folder = self.run(name)
+        begun = folder.run_file.exists()
+        if folder.root.exists() and (not begun or (self.sweep.clock and self.state(name) == "interrupted")):
+            with write_errors(folder.root):
+                folder.run_file.unlink(missing_ok=True)  # first: what remains if this process is killed is no run
+                shutil.rmtree(folder.root)
 
     @property
     def memory(self) -> dict[str, int]:

@@ -29,6 +29,8 @@ X_AXES: dict[str, Spec] = {
     "seconds": quantitative("seconds", title="seconds since the start"),
 }
 """Against what accuracy is shown."""
+CLOCK_AXES = {**X_AXES, "seconds": {**X_AXES["seconds"], "title": "simulated seconds since the start"}}
+"""The same on a simulated clock."""
 MANY = 10
 """Groups or classes from which on a palette of twenty colors is used."""
 PICKED = {"name": "picked", "value": -1}
@@ -104,16 +106,21 @@ def palette(values: Sequence[Any]) -> Spec:
     return {"scale": {"domain": list(values), **({"scheme": "tableau20"} if len(values) > MANY else {})}}
 
 
-def curves(peers: int, groups: Sequence[int | None], *, points: bool, attackers: bool) -> Chart:
-    """Accuracy: a thin line per peer, and the mean of all honest ones; with a point per round if these are few."""
+def curves(peers: int, groups: Sequence[int | None], *, points: bool, attackers: bool, simulated: bool) -> Chart:
+    """Accuracy: a thin line per peer, and the mean of all honest ones; with a point per round if these are few.
+
+    Args:
+        simulated: seconds are those of a simulated clock.
+    """
     return Chart(
         "accuracy",
         f"Accuracy on each peer's local test split, {peers} peers: a thin line per peer, the mean as a thick line, "
         "and its standard deviation over peers as a band",
-        "Thin lines: peers, colored by group. Thick line and band: mean ± standard deviation over peers."
+        "Thin lines: peers, colored by group. Thick line and band: mean ± standard deviation over peers; against "
+        "seconds, of the last evaluation of each."
         + (" Attackers are dashed, and not in the mean." if attackers else ""),
-        {name: _curves(x, groups, points, attackers) for name, x in X_AXES.items()},
-        ("rounds", "means"),
+        {name: _curves(x, groups, points, attackers) for name, x in (CLOCK_AXES if simulated else X_AXES).items()},
+        ("rounds", "means", "moments"),
         needs="accuracy",
         choice="Accuracy against",
         height=360,
@@ -121,19 +128,20 @@ def curves(peers: int, groups: Sequence[int | None], *, points: bool, attackers:
 
 
 def _curves(x: Spec, groups: Sequence[int | None], points: bool, attackers: bool) -> Spec:
-    rounds, means = {"data": {"name": "rounds"}}, {"data": {"name": "means"}}
+    rounds, means = {"data": {"name": "rounds"}}, {"data": {"name": "moments" if _over_time(x) else "means"}}
     y, mean, peer = accuracy("accuracy"), accuracy("mean"), nominal("peer")
     line = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "aria": False, "point": points}
     thin = {"x": x, "y": y, "detail": peer, "color": by_group(groups), "tooltip": [peer, nominal("group")]}
     if attackers:
         thin["strokeDash"] = DASHED
     spread = [
-        {"field": "t", "title": "round"},
+        _place(x),
         {"field": "mean", "format": ".1%"},
         {"field": "std", "format": ".1%", "title": "standard deviation"},
     ]
-    band = {"type": "area", "opacity": 0.2, "color": "@text", "aria": False}
-    thick = {"type": "line", "strokeWidth": 3, "color": "@text", "point": _point(points, "@text")}
+    steps = _steps(x)
+    band = {"type": "area", "opacity": 0.2, "color": "@text", "aria": False, **steps}
+    thick = {"type": "line", "strokeWidth": 3, "color": "@text", "point": _point(points, "@text"), **steps}
     hidden = {"type": "point", "size": 90, "opacity": 0, "aria": False}
     picked = {"type": "line", "strokeWidth": 3, "color": "@strong", "aria": False}
     return {
@@ -146,6 +154,21 @@ def _curves(x: Spec, groups: Sequence[int | None], points: bool, attackers: bool
             {**rounds, "transform": [PICKED_ONLY], "mark": picked, "encoding": {"x": x, "y": y}},
         ],
     }
+
+
+def _over_time(x: Spec) -> bool:
+    """Whether means are those at a moment, rather than of a round."""
+    return bool(x["field"] == "seconds")
+
+
+def _steps(x: Spec) -> Spec:
+    """Return how the mark of a mean leads to the next: one at a moment holds until a peer is evaluated again."""
+    return {"interpolate": "step-after"} if _over_time(x) else {}
+
+
+def _place(x: Spec) -> Spec:
+    """Return what a tooltip shows of the place of a mean."""
+    return {"field": "seconds", "format": ".1f"} if _over_time(x) else {"field": "t", "title": "round"}
 
 
 def _point(shown: bool, color: str) -> Spec | bool:
@@ -223,12 +246,47 @@ def neighbors(
     )
 
 
-def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
-    """Seconds of each peer by phase, stacked."""
+def ages(kinds: Sequence[str], *, points: bool) -> Chart:
+    """How old the messages are that rounds take which do not wait: median and range by round."""
+    x, y = X_AXES["rounds"], quantitative("median", title="age in rounds", axis={"tickMinStep": 1})
+    tooltip = [
+        {"field": "t", "title": "round"},
+        {"field": "median"},
+        {"field": "low", "title": "lowest"},
+        {"field": "high", "title": "highest"},
+    ]
+    band = {"type": "area", "opacity": 0.2, "color": "@accent", "aria": False}
+    line = {"type": "line", "strokeWidth": 2.5, "color": "@accent", "point": _point(points, "@accent")}
+    hidden = {"type": "point", "size": 90, "opacity": 0, "aria": False}
+    layers = [
+        {"mark": band, "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}},
+        {"mark": line, "encoding": {"x": x, "y": y}},
+        {"mark": hidden, "encoding": {"x": x, "y": y, "tooltip": tooltip}},
+    ]
+
+    def spec(kind: str) -> Spec:
+        of_kind = {"filter": {"field": "kind", "equal": kind}}
+        return {"data": {"name": "ages"}, "transform": [of_kind], "layer": layers}
+
+    return Chart(
+        "ages",
+        "Age of the messages that the peers take, by round: the median as a line, the range as a band",
+        "How many rounds before a peer's own round the messages that it takes were sent: the median over all peers "
+        "and their neighbors, and the range. Below 0: the neighbor was ahead.",
+        {kind: spec(kind) for kind in kinds} if len(kinds) > 1 else {"": spec(kinds[0])},
+        ("ages",),
+        choice="Ages of",
+        height=220,
+    )
+
+
+def time(order: Sequence[int], phases: Sequence[str], *, simulated: bool) -> Chart:
+    """Seconds of each peer by phase, stacked; those of a clock if that is ``simulated``."""
+    title = "simulated seconds" if simulated else "seconds"
     legend = {"orient": "top", "columns": 3}
     encoding = {
         "y": ordinal("peer", sort=None, scale={"domain": list(order)}, axis={"labelOverlap": True}),
-        "x": quantitative("seconds", title="seconds", stack=True),
+        "x": quantitative("seconds", title=title, stack=True),
         "color": nominal("phase", title=None, scale={"domain": list(phases)}, legend=legend),
         "order": quantitative("rank"),
         "tooltip": [{"field": "peer"}, {"field": "phase"}, {"field": "seconds", "format": ".2f"}],
@@ -244,35 +302,36 @@ def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
     )
 
 
-def compared(names: Sequence[str]) -> Chart:
-    """Mean accuracy of several groups of runs, with bands over their seeds."""
+def compared(names: Sequence[str], *, simulated: bool) -> Chart:
+    """Mean accuracy of several groups of runs, with bands over their seeds; on a clock if that is ``simulated``."""
     legend = {"orient": "top", "columns": 1, "labelLimit": 320, "symbolType": "stroke", "symbolOpacity": 1}
     color, y = nominal("name", title=None, legend=legend, **palette(names)), accuracy("mean")
-    tooltip = [
-        {"field": "name", "title": "runs"},
-        {"field": "t", "title": "round"},
-        {"field": "mean", "format": ".1%"},
-        {"field": "std", "format": ".1%", "title": "standard deviation"},
-        {"field": "seeds"},
-    ]
-    area = {"type": "area", "opacity": 0.18, "aria": False}
     hidden = {"type": "point", "size": 90, "opacity": 0, "aria": False}
 
     def spec(x: Spec) -> Spec:
+        tooltip = [
+            {"field": "name", "title": "runs"},
+            _place(x),
+            {"field": "mean", "format": ".1%"},
+            {"field": "std", "format": ".1%", "title": "standard deviation"},
+            {"field": "seeds"},
+        ]
         band = {"x": x, "y": accuracy("low"), "y2": {"field": "high"}, "color": color}
+        steps = _steps(x)
         layers = [
-            {"mark": area, "encoding": band},
-            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"x": x, "y": y, "color": color}},
+            {"mark": {"type": "area", "opacity": 0.18, "aria": False, **steps}, "encoding": band},
+            {"mark": {"type": "line", "strokeWidth": 2.5, **steps}, "encoding": {"x": x, "y": y, "color": color}},
             {"mark": hidden, "encoding": {"x": x, "y": y, "tooltip": tooltip}},
         ]
-        return {"data": {"name": "compared"}, "layer": layers}
+        return {"data": {"name": "compared_moments" if _over_time(x) else "compared"}, "layer": layers}
 
     return Chart(
         "compared",
         "Mean accuracy over peers of each group of runs, with the standard deviation over seeds as a band",
-        "Lines: mean over peers and seeds. Bands: ± standard deviation over seeds.",
-        {name: spec(x) for name, x in X_AXES.items()},
-        ("compared",),
+        "Lines: mean over peers and seeds; against seconds, of the last evaluation of each peer. Bands: ± standard "
+        "deviation over seeds.",
+        {name: spec(x) for name, x in (CLOCK_AXES if simulated else X_AXES).items()},
+        ("compared", "compared_moments"),
         choice="Accuracy against",
         height=400,
     )

@@ -25,10 +25,10 @@ def write_run(run: ReportedRun, file: Path) -> Figures:
     return shown
 
 
-def write_several(groups: Sequence[RunGroup], file: Path) -> Figures:
+def write_several(groups: Sequence[RunGroup], file: Path, seconds_to: float | None = None) -> Figures:
     """Write the page that compares several runs; return its figures. Raises MissingExtra, WriteError."""
     shown = figures.of_several(groups)
-    body = comparison.body(groups, several.tests(groups), shown)
+    body = comparison.body(groups, several.tests(groups), shown, seconds_to)
     runs = sum(len(group.members) for group in groups)
     _write(file, page.assemble(f"{runs} runs · p2pfl report", body, shown.to_dict()))
     return shown
@@ -41,6 +41,7 @@ def write(
     models: bool = True,
     png: Path | None = None,
     pdf: Path | None = None,
+    seconds_to: float | None = None,
 ) -> list[Path]:
     """Write the page of one run or of several, and figures if asked for.
 
@@ -48,6 +49,7 @@ def write(
         runs: each with its point if it is part of a sweep.
         models: load the data and evaluate the checkpoints of a single run.
         png, pdf: folders for the figures as PNG and as PDF.
+        seconds_to: accuracy; of several runs, also show the seconds until each reaches it.
 
     Returns:
         The files, the page first.
@@ -64,7 +66,7 @@ def write(
     if len(runs) == 1:
         shown = write_run(collect(runs[0][0], models=models), file)
     else:
-        shown = write_several(several.read(runs), file)
+        shown = write_several(several.read(runs), file, seconds_to)
     return [file, *papers.write(shown, png, pdf)]
 
 

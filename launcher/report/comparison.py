@@ -8,11 +8,11 @@ from operator import attrgetter
 from statistics import fmean
 
 from launcher import formatting
-from launcher.comparison.groups import ComparedRun, RunGroup, without_attackers
+from launcher.comparison.groups import ComparedRun, RunGroup, common_clock, note_on_clock, without_attackers
 from launcher.comparison.groups import differences as all_differences
 from launcher.comparison.lines import differences
 from launcher.comparison.statistics import Statistic
-from launcher.comparison.tables import DASH, different_tests, percent_text
+from launcher.comparison.tables import DASH, different_tests, percent_text, reached_text
 from launcher.comparison.test_sets import differing
 from launcher.formatting.flat import flatten
 from launcher.formatting.labels import value_text
@@ -23,8 +23,10 @@ from launcher.report.page import document, escape, figure, findings, table, tile
 SIGNIFICANT = 0.05
 
 
-def body(groups: Sequence[RunGroup], found: Sequence[several.PairedTest], figures: Figures) -> str:
-    """Return the header, the sections and the footer."""
+def body(
+    groups: Sequence[RunGroup], found: Sequence[several.PairedTest], figures: Figures, seconds_to: float | None
+) -> str:
+    """Return the header, the sections and the footer; with the seconds to an accuracy if that is given."""
     members = [member for group in groups for member in group.members]
     drawn = (
         figure(figures.charts["compared"]) if "compared" in figures.charts else _nothing("no accuracies are recorded")
@@ -32,7 +34,7 @@ def body(groups: Sequence[RunGroup], found: Sequence[several.PairedTest], figure
     sections = {
         "glance": ("At a glance", _verdicts(groups, found)),
         "curves": ("Accuracy", drawn),
-        "results": ("Results", _results(groups)),
+        "results": ("Results", _results(groups, seconds_to)),
         "tests": ("Paired tests", _tests(found)),
         "differences": ("What differs between the run files", _differences(members)),
         "runs": ("Runs", _runs(groups)),
@@ -59,9 +61,11 @@ def _verdicts(groups: Sequence[RunGroup], found: Sequence[several.PairedTest]) -
         ]
         doubt = f"; not clearly more than {', '.join(rivals)}" if rivals else ""
         boxes.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average{doubt}"))
+    members = [member for group in groups for member in group.members]
+    clock = common_clock(members)
     for question, unit, of in (
         ("Least traffic", formatting.size, attrgetter("bytes_sent")),
-        ("Shortest", formatting.duration, attrgetter("seconds")),
+        *([("Shortest", formatting.duration, attrgetter("seconds"))] if clock is not None else []),
     ):
         costs = {group.title: fmean(of(member) for member in group.counted) for group in groups if group.counted}
         if costs:
@@ -77,7 +81,8 @@ def _verdicts(groups: Sequence[RunGroup], found: Sequence[several.PairedTest]) -
     if uncounted:
         text = f"Results and tests leave out {uncounted} of the runs: no peer of theirs has finished."
         remarks.append(("look", text))
-    members = [member for group in groups for member in group.members]
+    if clock is None:
+        remarks.append(("look", "Seconds of some runs are simulated, and do not compare with those of the others."))
     compared = {key for group in groups for key in group.labels} | {"seed"}
     remarks += [
         ("look", f"The runs differ in {key}: {'; '.join(dict.fromkeys(map(json.dumps, values)))}.")
@@ -109,7 +114,7 @@ def _verdict(test: several.PairedTest) -> tuple[str, str]:
     return "look", f"{text}, which may be chance (p = {test.corrected:.2g}, {pairs})."
 
 
-def _results(groups: Sequence[RunGroup]) -> str:
+def _results(groups: Sequence[RunGroup], seconds_to: float | None) -> str:
     rows = []
     for group in groups:
         runs = group.counted
@@ -121,17 +126,20 @@ def _results(groups: Sequence[RunGroup]) -> str:
                 str(len(runs)),
                 ", ".join(str(seed) for seed in sorted({run.seed for run in runs})),
                 *(percent_text(Statistic.of(values)) for values in (group.by_seed().values(), worst, best)),
+                *([] if seconds_to is None else [_reached(group, seconds_to)]),
                 formatting.size(fmean(run.bytes_sent for run in runs)) if runs else DASH,
                 formatting.duration(fmean(run.seconds for run in runs)) if runs else DASH,
             ]
         )
-    head = ["runs", "n", "seeds", "accuracy %", "worst tenth %", "best %", "sent", "time"]
-    return table(
-        "Mean over peers, then mean ± standard deviation over seeds; traffic and time are means",
-        head,
-        rows,
-        sortable=True,
-    )
+    reached = [] if seconds_to is None else [f"seconds to {formatting.percent(seconds_to)} %"]
+    head = ["runs", "n", "seeds", "accuracy %", "worst tenth %", "best %", *reached, "sent", "time"]
+    caption = "Mean over peers, then mean ± standard deviation over seeds; traffic and time are means"
+    note = note_on_clock(member for group in groups for member in group.members)
+    return table(caption, head, rows, sortable=True) + (f'<p class="quiet">{escape(note)}</p>' if note else "")
+
+
+def _reached(group: RunGroup, target: float) -> str:
+    return reached_text(several.seconds_to(group, target), len(group.by_seed()))
 
 
 def _tests(found: Sequence[several.PairedTest]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launcher.comparison.groups import RunGroup
+from launcher.comparison.groups import SIMULATED, RunGroup, common_clock
 from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
 from launcher.report.collect import ReportedRun
@@ -37,13 +37,23 @@ def _curves(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
     figures.tables["rounds"] = history.columns(run.history, run.groups)
     mean, attackers = history.means(run.history), bool(run.summary.attacks)
     if mean:
-        keys = ("t", "bytes", "seconds", "mean", "low", "high", "std")
-        columns: dict[str, list[Any]] = {key: [rounded(row[key]) for row in mean] for key in keys}
-        few = len(mean) <= FEW
-        figures.add(charts.curves(len(run.history.peers), groups, points=few, attackers=attackers), means=columns)
+        moments = history.means_over_time(run.history)
+        shown = charts.curves(
+            len(run.history.peers),
+            groups,
+            points=len(mean) <= FEW,
+            attackers=attackers,
+            simulated=bool(run.summary.clock),
+        )
+        figures.add(shown, means=_columns(mean), moments=_columns(moments))
     for k, term in enumerate(run.history.terms):
         rounds = {row["t"] for row in run.history.rows if row["loss"].get(term) is not None}
         figures.add(charts.loss(k, term, points=len(rounds) <= FEW, attackers=attackers))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return a table of rows that have the same keys, of which there is at least one, with its numbers rounded."""
+    return {key: [row[key] if key == "name" else rounded(row[key]) for row in rows] for key in rows[0]}
 
 
 def _graph(figures: Figures, run: ReportedRun, groups: Sequence[int]) -> None:
@@ -236,15 +246,20 @@ def _costs(figures: Figures, run: ReportedRun) -> None:
         ]
         table = {name: [row[k] for row in spent] for k, name in enumerate(("peer", "phase", "rank", "seconds"))}
         shown = [phase for phase in phases if phase in set(table["phase"])]
-        figures.add(charts.time(order, shown), time=table)
+        figures.add(charts.time(order, shown, simulated=bool(run.summary.clock)), time=table)
+    ages = history.ages(recorded)
+    if kinds := sorted(set(ages["kind"])):
+        figures.add(charts.ages(kinds, points=len(set(ages["t"])) <= FEW), ages=ages)
 
 
 def of_several(groups: Sequence[RunGroup]) -> Figures:
     """Return the curves of several groups of runs."""
     figures = Figures()
-    rows = [row for group in groups for row in several.curve(group)]
+    curves = [(group.title, several.histories(group)) for group in groups]
+    rows = [row for title, runs in curves for row in several.curve(title, runs)]
     if rows:
-        names = [group.title for group in groups]
-        table = {key: [row[key] if key == "name" else rounded(row[key]) for row in rows] for key in rows[0]}
-        figures.add(charts.compared(names), compared=table)
+        moments = [row for title, runs in curves for row in several.curve_over_time(title, runs)]
+        members = [member for group in groups for member in group.members]
+        chart = charts.compared([title for title, _ in curves], simulated=common_clock(members) == SIMULATED)
+        figures.add(chart, compared=_columns(rows), compared_moments=_columns(moments))
     return figures

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev, quantiles
 from typing import Any
 
 from launcher.report.numbers import name, rounded
+from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.records import Record
 
 MAX_ROWS = 6_000
 """Rows of peers and rounds that a page holds; of longer runs, rounds are left out evenly."""
 MAX_CELLS = 200_000
 """Cells of all matrices of mixing weights that a page holds; likewise."""
+MAX_MOMENTS = 300
+"""Moments at which means against seconds are shown, likewise."""
 PHASES = ("training", "waiting", "queued", "sending", "evaluating")
 SENDERS = ("honest neighbors", "attackers")
 """Whose messages are compared with an honest peer's own."""
@@ -43,6 +46,7 @@ class History:
         attackers: the peers that attack; means are of the others.
         neighbors: by kind of message, round, and whether it is of attackers: for each honest peer, the median over
             its neighbors of the distance from its own, and the mean of the fraction that its rule took.
+        ages: messages of each age that the peers took, by kind of message and round, if rounds do not wait.
     """
 
     peers: list[int] = field(default_factory=list)
@@ -60,6 +64,7 @@ class History:
     neighbors: dict[tuple[str, int, bool], list[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    ages: dict[tuple[str, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
 
     @property
     def honest(self) -> list[int]:
@@ -105,6 +110,8 @@ def read(records: Iterable[Record], attackers: Collection[int] = ()) -> History:
             history.weights[t][peer] = record.weights
         if peer not in attackers:
             _add_neighbors(history, record)
+        for kind, ages_of_kind in record.ages.items():
+            history.ages[name(kind), t].update(ages_of_kind)
     history.peers = sorted({row["peer"] for row in history.rows})
     return history
 
@@ -140,6 +147,13 @@ def neighbors(history: History) -> dict[str, list[Any]]:
             for column, value in zip(columns, row, strict=True):
                 table[column].append(rounded(value) if isinstance(value, float) else value)
     return table
+
+
+def ages(history: History) -> dict[str, list[Any]]:
+    """Return median and range of the ages of the messages that all peers took, by kind and round."""
+    kept = set(thinned(sorted({t for _, t in history.ages}), MAX_ROWS // 10))
+    rows = [(kind, t, *AgeRange.of(counts)) for (kind, t), counts in sorted(history.ages.items()) if t in kept]
+    return {column: [row[k] for row in rows] for k, column in enumerate(("kind", "t", "median", "low", "high"))}
 
 
 def thinned(rounds: Sequence[int], most: int) -> list[int]:
@@ -187,6 +201,26 @@ def means(history: History) -> list[dict[str, float]]:
         for t, rows in sorted(by_round.items())
         if 2 * len(rows) >= len(history.honest)
     ]
+
+
+def means_over_time(history: History) -> list[dict[str, float]]:
+    """Return mean and standard deviation over honest peers of their last evaluations, by seconds since the start.
+
+    They begin at the moment at which each of these peers has had one; peers may be in different rounds.
+    """
+    by_moment: dict[float, dict[int, float]] = defaultdict(dict)
+    for row in history.rows:
+        if row["accuracy"] is not None and row["peer"] not in history.attackers:
+            by_moment[row["seconds"]][row["peer"]] = row["accuracy"]
+    peers = {peer for found in by_moment.values() for peer in found}
+    kept = set(thinned(range(len(by_moment)), MAX_MOMENTS))
+    last: dict[int, float] = {}
+    rows = []
+    for k, (seconds, found) in enumerate(sorted(by_moment.items())):
+        last |= found
+        if k in kept and len(last) == len(peers):
+            rows.append({"seconds": seconds, **_spread(list(last.values()))})
+    return rows
 
 
 def _spread(accuracies: Sequence[float]) -> dict[str, float]:

@@ -134,10 +134,11 @@ def _cost_tile(run: ReportedRun) -> tuple[str, str, str]:
     sent = sum(payload + header for _, payload, header in run.history.kinds.values())
     trained = sum(seconds["training"] for seconds in run.history.seconds.values())
     took = run.summary.seconds or max((row["seconds"] for row in run.history.rows), default=0.0)
+    simulated = "simulated " if run.summary.clock else ""
     return (
         "What did it cost?",
         f"{formatting.size(sent)}, {formatting.duration(took)}",
-        f"traffic and time; training {formatting.duration(trained)} in all",
+        f"traffic and {simulated}time; training {formatting.duration(trained)} in all",
     )
 
 
@@ -254,7 +255,9 @@ def _cost(run: ReportedRun, figures: Figures) -> str:
     elif run.info.get("simulated"):
         summed += '<p class="quiet">Simulated peers take turns, so waiting includes the work of the others.</p>'
     left = traffic + _figure(figures, "traffic", "Traffic by edge")
-    return f'<div class="pair"><div>{left}</div><div>{_figure(figures, "time", "Time by phase")}{summed}</div></div>'
+    spent = _figure(figures, "time", "Time by phase") + summed
+    ages = figure(figures.charts["ages"]) if "ages" in figures.charts else ""
+    return f'<div class="pair"><div>{left}</div><div>{spent}</div></div>{ages}'
 
 
 def _models(run: ReportedRun, figures: Figures) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
+from launcher.comparison import curves
 from launcher.comparison.groups import ComparedRun, RunGroup, common_mask, group
-from launcher.comparison.statistics import are_equal, holm, p_value
+from launcher.comparison.statistics import Statistic, are_equal, holm, mean_by_seed, p_value
 from launcher.comparison.test_sets import alike
 from launcher.facts.sweep_folder import SweepRun
 from launcher.report import history
+from launcher.report.history import History
 from p2pfl.run_folder import records
 from p2pfl.run_folder.folder import RunFolder
 
@@ -53,31 +56,59 @@ def read(runs: Sequence[tuple[RunFolder, SweepRun | None]]) -> list[RunGroup]:
     return group(members, common_mask(members, "report them separately"))
 
 
-def curve(of: RunGroup) -> list[dict[str, Any]]:
-    """Return the mean accuracy over peers and runs by round, with the deviation over runs (sample, n - 1).
+def histories(of: RunGroup) -> list[History]:
+    """Return the records of the runs whose curves count.
 
     Runs of which no peer has finished are left out, unless there are no others.
     """
+    read = (history.read(records.read(run.folder), run.summary.attacks) for run in of.counted or of.members)
+    return [found for found in read if of.counted or history.means(found)]
+
+
+def curve(title: str, runs: Sequence[History]) -> list[dict[str, Any]]:
+    """Return the mean accuracy over peers and runs by round, with the deviation over runs (sample, n - 1)."""
     by_round: dict[float, list[dict[str, float]]] = {}
-    curves = {
-        id(member): history.means(history.read(records.read(member.folder), member.summary.attacks))
-        for member in of.members
-    }
-    members = of.counted or [member for member in of.members if curves[id(member)]]
-    for member in members:
-        for row in curves[id(member)]:
+    for run in runs:
+        for row in history.means(run):
             by_round.setdefault(row["t"], []).append(row)
-    rows = []
-    for t, found in sorted(by_round.items()):
-        if len(found) < len(members):
-            continue
-        values = [row["mean"] for row in found]
-        std = stdev(values) if len(values) > 1 else 0.0
-        mean = fmean(values)
-        across = {key: fmean(row[key] for row in found) for key in ("bytes", "seconds")}
-        spread = {"mean": mean, "std": std, "low": mean - std, "high": mean + std}
-        rows.append({"name": of.title, "t": t, **across, **spread, "seeds": len(found)})
-    return rows
+    return [
+        {"name": title, "t": t, "bytes": fmean(row["bytes"] for row in found)}
+        | _over_runs([row["mean"] for row in found])
+        for t, found in sorted(by_round.items())
+        if len(found) == len(runs)
+    ]
+
+
+def curve_over_time(title: str, runs: Sequence[History]) -> list[dict[str, Any]]:
+    """Return the mean accuracy over peers and runs by seconds, from the moment on at which each run has one."""
+    curves = [
+        ([row["seconds"] for row in rows], [row["mean"] for row in rows])
+        for rows in map(history.means_over_time, runs)
+    ]
+    if not all(moments for moments, _ in curves):
+        return []
+    begin = max((moments[0] for moments, _ in curves), default=0.0)
+    moments = sorted({moment for of_run, _ in curves for moment in of_run if moment >= begin})
+    kept = history.thinned(range(len(moments)), history.MAX_MOMENTS)
+    return [
+        {"name": title, "seconds": at} | _over_runs([means[bisect_right(of_run, at) - 1] for of_run, means in curves])
+        for at in (moments[k] for k in kept)
+    ]
+
+
+def _over_runs(means: Sequence[float]) -> dict[str, float]:
+    """Return the mean over runs, with their deviation (sample, n - 1)."""
+    mean, std = fmean(means), stdev(means) if len(means) > 1 else 0.0
+    return {"mean": mean, "std": std, "low": mean - std, "high": mean + std, "seeds": len(means)}
+
+
+def seconds_to(of: RunGroup, target: float) -> Statistic | None:
+    """Return after how many seconds the accuracy reached ``target``, over the seeds of the runs that have."""
+    found = (
+        (member.seed, curves.seconds_to(curves.curves(member.folder, member.summary.masked_test).times, target))
+        for member in of.counted
+    )
+    return Statistic.of(mean_by_seed(found).values())
 
 
 def tests(groups: Sequence[RunGroup]) -> list[PairedTest]:

@@ -70,7 +70,7 @@ class Job:
     def _start(self) -> subprocess.Popen[bytes]:
         """Start or resume the run."""
         folder = self._folder
-        folder.clear_incomplete(self.name)
+        folder.clear_unresumable(self.name)
         for path in (folder.log(self.name).parent, self._run.root.parent):
             with write_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,8 @@ class Job:
             arguments = ["resume", str(self._run.root)]
         else:
             sweep = folder.sweep
-            command = ["simulate"] if sweep.simulate else ["launch", "--backend", sweep.backend]
+            simulate = ["simulate", *(["--clock"] if sweep.clock else [])]
+            command = simulate if sweep.simulate else ["launch", "--backend", sweep.backend]
             arguments = [*command, str(folder.plan(self.name)), "--run-dir", str(self._run.root)]
         log_path = folder.log(self.name)
         with write_errors(log_path):
@@ -179,7 +180,9 @@ class Job:
         summary = written_summary(self._run)
         accuracy, seconds = (summary.get("accuracy") or {}).get("mean"), summary.get("seconds")
         text = "" if accuracy is None else f", {formatting.percent(accuracy)} %"
-        return text if seconds is None else f"{text}, {formatting.duration(seconds)}"
+        if seconds is None:
+            return text
+        return f"{text}, {formatting.duration(seconds)}{' simulated' if summary.get('clock') else ''}"
 
     def failure(self) -> str:
         """Say in one line why the run has not finished; empty if it has."""

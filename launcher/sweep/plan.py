@@ -40,6 +40,7 @@ class SweepRequest:
         out: the sweep's folder; by default one that is named after the run file and what is asked.
         search: in place of axes: the content of a search space.
         backend: ``--backend`` of `p2pfl launch`.
+        clock: simulate on a simulated clock; then ``simulate`` is true.
     """
 
     file: Path
@@ -51,6 +52,7 @@ class SweepRequest:
     out: Path | None = None
     search: Mapping[str, Any] | None = None
     backend: str = "local"
+    clock: bool = False
 
     @property
     def all_sets(self) -> tuple[str, ...]:
@@ -80,7 +82,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
         first, *_ = _load_all(request, [Axis(SPACE, key, ()) for key in search["space"]], ends)
     check_models((runs or [first])[0], *load_data((runs or [first])[0]))
     sweep = Sweep(
-        digest=_digest([run.resolved() for run in runs or [first]], request.simulate, search),
+        digest=_digest([run.resolved() for run in runs or [first]], request, search),
         file=str(request.file.resolve()),
         simulate=request.simulate,
         sets=request.all_sets,
@@ -89,6 +91,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
         search=search,
         sha256=_sha256(request.file),
         backend=request.backend,
+        clock=request.clock,
     )
     root = request.out or Path("sweeps") / f"{first.name}-{sweep.digest[:8]}"
     if is_sweep(root):
@@ -108,7 +111,7 @@ def plan_trial(folder: SweepFolder, point: SweepRun) -> None:
         raise SweepError(
             f"{file} has changed since the sweep {folder.root} began; restore it, or choose another --out"
         )
-    request = SweepRequest(file, sets=sweep.sets, simulate=sweep.simulate)
+    request = SweepRequest(file, sets=sweep.sets, simulate=sweep.simulate, clock=sweep.clock)
     run = _load(request, {**point.values, "seed": point.seed}, dict.fromkeys(point.values, SPACE))
     _write_plan(folder, point.name, run)
 
@@ -139,10 +142,14 @@ def _load_all(request: SweepRequest, axes: Sequence[Axis], planned: Sequence[Swe
 def _load(request: SweepRequest, values: Mapping[str, Any], options: Mapping[str, str]) -> Run:
     """Load the run file with other values. Problems with them name the option that they come from."""
     from p2pfl.run_file import load as run_files
+    from p2pfl.simulation.simulate import check_order
 
     try:
         # Copied: a longer key is written into the value of a shorter one.
-        return run_files.load(request.file, request.all_sets, os.environ, copy.deepcopy(dict(values)))
+        run = run_files.load(request.file, request.all_sets, os.environ, copy.deepcopy(dict(values)))
+        if request.simulate and not request.clock:
+            check_order(run, None)
+        return run
     except RunFileError as error:
         # The loader places them at "key=value", with the value of one run.
         places = {f"{key}={value!r}": options.get(key, f"{key}={value}") for key, value in values.items()}
@@ -151,8 +158,10 @@ def _load(request: SweepRequest, values: Mapping[str, Any], options: Mapping[str
         ) from None
 
 
-def _digest(runs: Sequence[Mapping[str, Any]], simulate: bool, search: Mapping[str, Any] | None) -> str:
-    asked: dict[str, Any] = {"runs": runs, "simulate": simulate}
+def _digest(runs: Sequence[Mapping[str, Any]], request: SweepRequest, search: Mapping[str, Any] | None) -> str:
+    asked: dict[str, Any] = {"runs": runs, "simulate": request.simulate}
+    if request.clock:
+        asked["clock"] = True
     if search is not None:  # more trials of the same search are the same sweep
         asked["search"] = {key: value for key, value in search.items() if key != "trials"}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
@@ -173,6 +182,7 @@ def _same(folder: SweepFolder, asked: Sweep) -> SweepFolder:
     parts: dict[str, Callable[[Sweep], Any]] = {
         "the run file": lambda sweep: sweep.file,
         "--simulate": lambda sweep: sweep.simulate,
+        "--clock": lambda sweep: sweep.clock,
         "--set": lambda sweep: list(sweep.sets),
         "--grid": lambda sweep: dict(sweep.grid),
         "the seeds": lambda sweep: sorted({point.seed for point in sweep.points}),

@@ -134,6 +134,8 @@ class Runner:
         self._display = display
         self._most = most
         self._available = available
+        self._clock = folder.sweep.clock
+        self._ends = "ends, and starts again later" if self._clock else "writes checkpoints and ends"
         self._peers: dict[str, int] = {}
         self._alike: dict[str, str] = {}
         self._estimate = memory.Estimate(self._peers, self._alike, folder.memory)
@@ -148,7 +150,7 @@ class Runner:
         except BaseException:
             for job in self.progress.jobs:
                 job.stop()
-                self._display.print(f"{job.name}: stopping: it writes checkpoints and ends")
+                self._display.print(f"{job.name}: stopping: it {self._ends}")
             raise
 
     def _run(self) -> SweepProgress:
@@ -158,9 +160,7 @@ class Runner:
                 if signals and not progress.stopping:
                     progress.stopping, progress.waits = True, ""
                     if progress.jobs:
-                        self._display.print(
-                            "stopping: every run writes checkpoints and ends; press Ctrl-C again to kill them"
-                        )
+                        self._display.print(f"stopping: every run {self._ends}; press Ctrl-C again to kill them")
                 for job in progress.jobs if signals else ():
                     job.stop(kill=asks_to_kill(signals))
                 if not progress.stopping:
@@ -202,7 +202,8 @@ class Runner:
             except P2pflError as error:  # of this run only: the others go on
                 self._end(Job(self._folder, name, adopt=True), str(error))
                 continue
-            self._display.print(f"{name}: {'found running' if adopt else 'resumed' if begun else 'started'}")
+            resumed = "started again" if self._clock else "resumed"
+            self._display.print(f"{name}: {'found running' if adopt else resumed if begun else 'started'}")
 
     def _no_room(self, name: str) -> str:
         """Say why a run does not fit into memory beside those that run; empty if it does."""

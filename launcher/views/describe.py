@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import formatting
 from p2pfl import PeerId
-from p2pfl.aggregation import Mean, RuleList
+from p2pfl.aggregation import Mean
 from p2pfl.attackers import attacks
 from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
@@ -136,8 +136,8 @@ def describe_attackers(run: Run) -> dict[str, Any]:
             }
             if peer not in found and (peer not in worst or _margin(counts) < _margin(worst[peer])):
                 worst[peer] = {"peer": peer, **counts}
-    names = [name for name, _ in rule.members] if isinstance(rule, RuleList) else [run.file.aggregation.name]
-    return {"attacks": found, "aggregation": ", ".join(names), "peers": [worst[peer] for peer in sorted(worst)]}
+    names = ", ".join(run.rules) + (" (auto)" if run.recommended else "")
+    return {"attacks": found, "aggregation": names, "peers": [worst[peer] for peer in sorted(worst)]}
 
 
 def _margin(counts: Mapping[str, int]) -> int:

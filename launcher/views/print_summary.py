@@ -40,6 +40,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     if summary.traffic:
         console.print()
         console.print(_traffic_table(summary))
+    for kind, (middle, lowest, highest) in summary.ages.items():
+        console.print(f"ages of {kind} in rounds: median {middle:g}, from {lowest} to {highest}")
     skipped = skipped_lines({peer.peer: peer.skipped for peer in summary.peers})
     for line in (*_lost_message_lines(summary.peers), *skipped):
         console.print(line)

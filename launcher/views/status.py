@@ -34,6 +34,7 @@ COLUMNS = (
     "for",
     "sent",
     "recv",
+    "ages",
     "memory",
     "queues",
 )
@@ -53,7 +54,8 @@ def render(status: RunStatus, height: int | None = None) -> RenderableType:
         more = [f"… and {hidden} more peers that are further ahead"] if hidden else []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     whole = height is None
-    columns = [column for column in COLUMNS if column != "attack" or status.attacks]
+    needed = {"attack": bool(status.attacks), "ages": any(line.ages for line in status.peers)}
+    columns = [column for column in COLUMNS if needed.get(column, True)]
     rows = [_columns(line, status) for line in shown]
     # In a live view, columns stay where they are.
     kept = [column for column in columns if not whole or any(row[column] for row in rows)]
@@ -92,6 +94,7 @@ def _columns(line: PeerLine, status: RunStatus) -> dict[str, str]:
         "" if line.seconds is None else formatting.duration(line.seconds),
         formatting.size(line.bytes_out),
         formatting.size(line.bytes_in),
+        "" if line.ages is None else str(line.ages),
         "" if line.memory is None else formatting.size(line.memory),
         f"{line.unread} in, {line.undelivered} out" if line.unread or line.undelivered else "",
     )

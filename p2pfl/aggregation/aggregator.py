@@ -27,6 +27,7 @@ class Aggregator:
 
     Attributes:
         t: the current round.
+        ages: of the bodies that the round has taken so far, by kind and sender, as ``Contributions.ages``.
         distances: those of the current round; None if they are not measured.
     """
 
@@ -44,6 +45,7 @@ class Aggregator:
         self.rounds = rounds
         self.loss = loss
         self.t = 0
+        self.ages: Mapping[str, Mapping[PeerId, int]] = {}
         self.distances = Distances() if measures else None
         self._states: dict[str, dict[str, Any]] = {}
         """What the rule keeps, by what it combines, and the last results if it needs them."""
@@ -101,8 +103,9 @@ class Aggregator:
         state, last = self._states.get(key, {}), self._states.get(f"{key}, last")
         if last is not None and any(last[name].shape != x.shape for name, x in next(iter(tensors.values())).items()):
             last = None  # slices of models that differ from round to round
+        ages = self.ages.get(kind.kind(), {})
         given = Contributions(
-            tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss, last
+            tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state, self.loss, last, ages
         )
         if self.distances is not None and own is not None:
             self.distances.measure(given.kind, tensors, self.me, own)

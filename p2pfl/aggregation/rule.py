@@ -44,6 +44,9 @@ class Contributions:
     last: Tensors | None = None
     """What this peer's last combination of the same kind returned; None in the first round, and unless the rule asks
     for it (``Rule.needs_last``)."""
+    ages: Mapping[PeerId, int] = field(default_factory=dict)
+    """Of the messages by sender, in rounds; negative if the sender is ahead, and 0 if it is not listed. All are 0
+    unless the run file has a ``synchrony``."""
     taken: dict[PeerId, float] = field(default_factory=dict)
     """For the records, senders whose tensors are not taken as they are: the factor by which a rule clips them, or 0
     if ``combine`` leaves them out. Those that ``transform`` leaves out need not be noted. All that is made from these
@@ -70,6 +73,10 @@ class Rule(Options):
     """Whether it calls ``given.loss``: methods that do not send whole models refuse it."""
     needs_last: ClassVar[bool] = False
     """Whether it reads ``given.last``, of which a copy is kept from round to round."""
+    needs_ages: ClassVar[bool] = False
+    """Whether it reads ``given.ages``: refused where rounds wait for one another, as all are 0."""
+    only_weighs: ClassVar[bool] = False
+    """Whether it changes weights alone: no rule that ignores weights may follow in a list."""
 
     @property
     def screening(self) -> Screening | None:

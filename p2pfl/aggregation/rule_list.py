@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from p2pfl.aggregation.auto import Auto
 from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, Rule, Screening, aggregation
 from p2pfl.registry import parse_section
 from p2pfl.tensors import Tensors
@@ -47,6 +48,21 @@ class RuleList(Rule):
                 raise ValueError(f"{name!r} screens models before they are sent, so it must be the first rule")
         return self
 
+    @model_validator(mode="after")
+    def _weights_are_used(self) -> RuleList:
+        weighing = None
+        for name, member in self.members:
+            if weighing is not None and not member.weighted:
+                raise ValueError(f"{name!r} ignores the weights that {weighing!r} before it sets; list it first")
+            weighing = name if member.only_weighs else weighing
+        return self
+
+    @model_validator(mode="after")
+    def _all_are_known(self) -> RuleList:
+        if any(isinstance(member, Auto) for _, member in self.members):
+            raise ValueError("'auto' stands alone; name the rules of a list")
+        return self
+
     @cached_property
     def members(self) -> list[tuple[str, Rule]]:
         """The rules and their names."""
@@ -63,6 +79,10 @@ class RuleList(Rule):
     @property
     def needs_last(self) -> bool:  # type: ignore[override]
         return any(member.needs_last for _, member in self.members)
+
+    @property
+    def needs_ages(self) -> bool:  # type: ignore[override]
+        return any(member.needs_ages for _, member in self.members)
 
     @property
     def screening(self) -> Screening | None:

@@ -19,22 +19,18 @@ from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.directions import Begin, Directions
+from p2pfl.messaging.inbox import Inbox, MessageCounts, count_message
 from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import MAX_HEADER, B, shown, tensors_of, with_tensors
-from p2pfl.messaging.waits import Waits
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
-from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
 
-MessageCounts = dict[PeerId, dict[str, list[int]]]
-"""{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
 
-
-class Endpoint:
+class Endpoint(Inbox):
     """Writes a peer's journal, counts its messages, and waits for messages of its neighbors.
 
     Args:
@@ -62,24 +58,20 @@ class Endpoint:
         pipeline: Pipeline | None = None,
         mailbox: Mailbox | None = None,
     ) -> None:
+        mailbox = mailbox or Mailbox(neighborhood.neighbors)
+        super().__init__(conversation, mailbox, pipeline, wait_policy or WaitPolicy(), idle)
         self.neighborhood = neighborhood
         self.me = neighborhood.me
         self.neighbors = neighborhood.neighbors
         self.run_id = run_id
         self.prunes = conversation.prunes
-        self.on_receive = conversation.on_receive
-        self.pipeline = pipeline
         self.schema = conversation.schema(neighborhood.peers, pipeline)
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.idle = idle
-        self.mailbox = mailbox or Mailbox(self.neighbors)
         self._kept, replaced = conversation.counting("all"), conversation.counting("current")
         supersedes = not self.mailbox.waits
         self.journal = Journal(self.neighbors, store, supersedes=supersedes, keeps=self._kept, replaces=replaced)
-        self.waits = Waits(self.mailbox, wait_policy or WaitPolicy(), idle)
-        if pipeline is not None:
-            self.mailbox.on_discard = pipeline.left
         self.t = 0
         self._directions = Directions(self.me, neighborhood.joined(0))
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send
@@ -92,7 +84,6 @@ class Endpoint:
         """Maximum bytes of a body; set by a link that has a limit."""
         self.memo: dict[str, Tensors] | None = None
         """Results of ``Net.memoized``; set where several peers share a process."""
-        self.outcomes = Outcomes()  # the algorithm's, which counts messages too, in a session
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
         self._reset_counters()
@@ -117,13 +108,8 @@ class Endpoint:
         self.mailbox.begin(t)
 
     def _reset_counters(self) -> None:
+        super()._reset_counters()
         self.sent: MessageCounts = {}
-        self.received: MessageCounts = {}
-        self.missing: dict[str, list[PeerId]] = {}
-        self.nonfinite: dict[str, list[PeerId]] = {}
-        self.taken_ages: dict[str, dict[PeerId, int]] = {}
-        """By kind and sender, the age of the body taken in this round, in rounds; negative if the sender is ahead."""
-        self.waits.reset()
         self.sending = 0.0
         """Seconds of encoding and writing this round's messages, and of waiting for receivers far behind."""
 
@@ -140,16 +126,6 @@ class Endpoint:
             await self.waits.wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
 
     @property
-    def waits_for_rounds(self) -> bool:
-        """Whether a round takes messages of the same round only: then all peers compute it at about the same time."""
-        return not self.mailbox.keeps
-
-    @property
-    def staleness(self) -> float:
-        """By how many rounds at most a message may be older or newer than the round that takes it."""
-        return self.mailbox.staleness
-
-    @property
     def sources(self) -> set[PeerId]:
         """The neighbors that send to this peer in this round."""
         if self.neighborhood.rounds is None:
@@ -164,10 +140,6 @@ class Endpoint:
     def receive_only_from(self, senders: Iterable[PeerId]) -> None:
         """Drop all other sources after this round."""
         self._directions.receive_only_from(senders)
-
-    def count_as_missing(self, kind: str, senders: Iterable[PeerId]) -> None:
-        """Record that bodies did not arrive, or cannot be used."""
-        self.missing.setdefault(kind, []).extend(senders)
 
     def next_round(self, t: int) -> int:
         """Return the round to compute after those before ``t``.
@@ -281,7 +253,7 @@ class Endpoint:
         entry = self.journal.append(encoded, receivers)
         copy = _stored(body, encoded, entry, self.journal) if stored else None
         for receiver in receivers:
-            _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
+            count_message(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
         self.link.announce(entry)
         return copy
 
@@ -326,78 +298,6 @@ class Endpoint:
         """Bytes of all messages taken or discarded so far."""
         return sum(self.mailbox.taken_bytes.values())
 
-    async def take(
-        self, kind: str, senders: Sequence[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
-    ) -> dict[PeerId, Message]:
-        """Return one message of ``kind`` per sender, in ascending order.
-
-        Senders that miss the deadline, or whose body holds NaN, infinity or diverged values, are omitted and
-        recorded in ``missing``.
-
-        Args:
-            kind: kind of the messages.
-            senders: neighbors to receive from.
-            t: round of the messages.
-            deadline_factor: factor of the deadline, for senders that must wait for others first.
-            addressed: the messages are sent to this peer whether or not it is one of their senders' receivers, one
-                for each such call of the round. A message that misses its call is not taken by the next one.
-        """
-        senders = sorted(senders)
-        await self.waits.wait(kind, senders, t, deadline_factor, addressed=addressed)
-        arrived = self._taken(kind, senders, t)
-        if addressed:
-            for sender in set(senders) - arrived.keys():
-                self.mailbox.miss((t, kind, sender))
-        awaited = senders if self.mailbox.waits else arrived
-        taken = {sender: messages[-1] for sender, messages in arrived.items() if messages}
-        if absent := [sender for sender in awaited if sender not in taken]:
-            self.count_as_missing(kind, absent)
-        return taken
-
-    async def collect(
-        self, kind: str, senders: Collection[PeerId], t: int, awaited: Collection[PeerId]
-    ) -> dict[PeerId, list[Message]]:
-        """Return the messages of ``kind``, which count once, that have arrived from each sender since the last call.
-
-        Those that are ``awaited``, but do not arrive before the deadline, are recorded in ``missing``.
-
-        Args:
-            t: the round of the messages to wait for, or ``NEXT``.
-            awaited: their senders.
-        """
-        awaited = sorted(awaited)
-        await self.waits.wait(kind, sorted({*awaited, *self.mailbox.repeats(kind)}), t)
-        if absent := [sender for sender in awaited if (t, kind, sender) not in self.mailbox]:
-            self.count_as_missing(kind, absent)
-        taken = self._taken(kind, sorted(senders), self.t)
-        return {sender: messages for sender, messages in taken.items() if messages}
-
-    def _taken(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
-        """Take what round ``t`` takes. Of senders that have sent something useless only, the list is empty."""
-        taken: dict[PeerId, list[Message]] = {}
-        for sender, messages in self.mailbox.take_all(kind, senders, t).items():
-            self.taken_ages.setdefault(kind, {})[sender] = t - messages[-1].t
-            taken[sender] = []
-            for message in messages:
-                _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-                restored = self._restored(message)
-                if self.outcomes.note(MESSAGES, restored.diverged):
-                    taken[sender].append(restored)
-                else:
-                    self.nonfinite.setdefault(kind, []).append(sender)
-        return taken
-
-    def _restored(self, message: Message) -> Message:
-        """Return what the method gets in place of a message that it takes."""
-        if self.pipeline is None and not self.mailbox.keeps:
-            return message  # on_receive has replaced its body
-        restored = message
-        if self.pipeline is not None:
-            restored = self.pipeline.incoming(message)
-            if not self.mailbox.retakes(message.kind):
-                self.pipeline.left(message)
-        return replace(restored, body=self.on_receive(restored.body)) if restored.finite else restored
-
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -432,10 +332,3 @@ def _stored(body: B, encoded: Encoded, entry: JournalEntry, journal: Journal) ->
         offset, part = next(places)
         tensors[path] = raw[offset : offset + len(part)].view(tensor.dtype).view(tensor.shape).to(tensor.device)
     return with_tensors(body, tensors)
-
-
-def _count(counts: MessageCounts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:
-    entry = counts.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
-    entry[0] += 1
-    entry[1] += payload
-    entry[2] += header

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from types import CodeType, FunctionType
 from typing import Any
 
 from p2pfl import PeerId, public_keys
 from p2pfl.adversaries.base import Adversary, Poisoning
-from p2pfl.aggregation import Mean, Rule, RuleList
+from p2pfl.aggregation import Auto, Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.graphs import Graph, Schedule, TimeVaryingGraph
 from p2pfl.learning.gradients import GradientRule
@@ -71,6 +72,11 @@ def exchanges(method: type[Algorithm[Any]]) -> bool:
     return bool(_named_by(method) & {"exchange", "exchange_including_own", "publish"})
 
 
+def gathers(method: type[Algorithm[Any]]) -> bool:
+    """Return whether a round combines what all neighbors send: the code of the method names such a verb."""
+    return combines(method) and bool(_named_by(method) & {"exchange", "exchange_including_own", "gather"})
+
+
 def _named_by(method: type[Algorithm[Any]]) -> set[str]:
     """Return the global names and the attributes in the code of a method, and of its base classes."""
 
@@ -109,6 +115,12 @@ def check_rules(
         text = (
             f"{listed!r} has no effect: {name} does not average what peers send (it never uses self.aggregation); "
             "remove it, or choose another algorithm"
+        )
+        yield OptionProblem(("aggregation",), text)
+    elif isinstance(rule, Auto):
+        text = (
+            f"'auto' stands for no rule with {name}, whose rounds combine what a few neighbors have sent, not all: "
+            "none withstands an attacker among two contributions; name a rule, or choose another algorithm"
         )
         yield OptionProblem(("aggregation",), text)
     elif unweighted and method.learns_weights:
@@ -177,6 +189,13 @@ def check_synchrony(
     attacks: Sequence[Adversary | None],
 ) -> Iterator[OptionProblem]:
     """Rounds that do not wait for one another need a method, a rule and attacks to which any round's messages do."""
+    aged = [member for member, each in _members(file, rule) if each.needs_ages]
+    if aged and not file.synchrony.bound:
+        text = (
+            f"{aged[0]!r} has no effect: it goes by the ages of messages, which are 0 where rounds wait for one "
+            "another; set synchrony, e.g. none or {staleness: 4}, or remove the rule"
+        )
+        yield OptionProblem(("aggregation",), text)
     if file.synchrony.bound is None:
         return
     name, loc = file.algorithm.name, ("synchrony",)
@@ -281,16 +300,30 @@ def check_graph(
 
 
 def check_degrees(
-    file: RunFile, rule: Rule, topology: Topology, schedule: Schedule | None
+    file: RunFile, rule: Rule, topology: Topology, schedule: Schedule | None, *, recommended: bool
 ) -> Iterator[OptionProblem]:
-    """Each peer must get enough contributions in some round, and never too many, for its rule's parameters."""
+    """Each peer must get enough contributions in some round, and never too many, for its rule's parameters.
+
+    A ``recommended`` rule must also withstand an attacker among them.
+    """
+
+    def refusal(n: int) -> str | None:
+        text = rule.refusal(n)
+        if text is not None or not recommended or rule.withstands(n) > 0:
+            return text
+        least = next(more for more in count(n) if rule.withstands(more) > 0)
+        return (
+            f"is what auto stands for here, and withstands no attacker among {n} contributions; give the peer "
+            f"{least - 1} neighbors, or name a rule"
+        )
+
     most = [len(sources) for sources in topology.sources]
-    if not any(rule.refusal(1 + n) for n in range(1, 1 + max(most))):
+    if not any(refusal(1 + n) for n in range(1, 1 + max(most))):
         return
     if schedule is not None:
         period = min(schedule.period or file.rounds, file.rounds)
         most = [max(map(len, each)) for each in zip(*(schedule(t).sources for t in range(period)), strict=True)]
-    refusals = {peer: rule.refusal(1 + n) for peer, n in enumerate(most) if n > 0}  # without neighbors: nothing to do
+    refusals = {peer: refusal(1 + n) for peer, n in enumerate(most) if n > 0}  # without neighbors: nothing to do
     refused = {peer: text for peer, text in refusals.items() if text is not None}
     if refused:
         peer, text = next(iter(refused.items()))

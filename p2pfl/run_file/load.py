@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from p2pfl.adversaries import ADVERSARIES
-from p2pfl.aggregation import AGGREGATIONS
+from p2pfl.aggregation import AGGREGATIONS, Auto
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.codecs import CODECS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
@@ -37,6 +37,7 @@ from p2pfl.run_file.checks import (
     check_rules,
     check_synchrony,
     cross_checks,
+    gathers,
 )
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import ALL, Models, Named, PluginEntry, RunFile, from_name
@@ -156,6 +157,10 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     ]
 
     method = ALGORITHMS[file.algorithm.name] if hyper is not None else None
+    recommended = False
+    if isinstance(rule, Auto) and method is not None and gathers(method):
+        recommended, name = True, Auto.recommended(learns_weights=method.learns_weights)
+        rule, file = AGGREGATIONS[name](), file.model_copy(update={"aggregation": Named(name=name)})
     problems.extend(cross_checks(file, method))
     problems.extend(check_attacks(file, method, rule, attacks))
     if hyper is not None and method is not None:
@@ -178,14 +183,14 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
             edges = type(graph).edges_at if isinstance(graph, TimeVaryingGraph) else type(graph).edges_of
             problems.append(OptionProblem(("graph",), blaming(edges, error)))
     if rule is not None and topology is not None:
-        problems.extend(check_degrees(file, rule, topology, schedule))
+        problems.extend(check_degrees(file, rule, topology, schedule, recommended=recommended))
     if problems:
         raise source.error(problems)
     required = (dataset, partition, augmentation, rule, gradient)
     assert all(part is not None for part in (hyper, graph, topology, *required))
     parts = (hyper, graph, topology, schedule, *required, codecs, tuple(attacks))
     plugins += loading.used_of_announced(_names(file))
-    return Run(file, *parts, tuple(plugins), source.locate, base)  # type: ignore[arg-type]
+    return Run(file, *parts, tuple(plugins), source.locate, base, recommended)  # type: ignore[arg-type]
 
 
 def _naming(problem: OptionProblem, loc: Loc, given: object, table: Table[Any]) -> OptionProblem:

@@ -11,7 +11,7 @@ from typing import Any
 
 from p2pfl import PeerId, config_hash
 from p2pfl.adversaries import Adversary
-from p2pfl.aggregation import Rule
+from p2pfl.aggregation import Rule, RuleList
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.attackers import drawn
@@ -45,6 +45,7 @@ class Run:
         attacks: what the peers in ``file.adversaries`` do, in the same order.
         plugins: code from outside that it uses.
         base: the folder of the run file.
+        recommended: the run file leaves the aggregation rule open: ``auto``.
     """
 
     file: RunFile
@@ -62,6 +63,7 @@ class Run:
     plugins: tuple[Plugin, ...]
     _locate: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
     base: Path | None = field(default=None, repr=False, compare=False)
+    recommended: bool = field(default=False, compare=False)
 
     def error_at(self, key: str, error: Exception) -> RunFileError:
         """Report an error found later at the line of ``key`` (dotted)."""
@@ -91,6 +93,12 @@ class Run:
     @property
     def algorithm(self) -> type[Algorithm[Any]]:
         return ALGORITHMS[self.file.algorithm.name]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The names of the aggregation rules, in order."""
+        rule, name = self.aggregation, self.file.aggregation.name
+        return tuple(member for member, _ in rule.members) if isinstance(rule, RuleList) else (name,)
 
     def attackers(self, number: int) -> frozenset[PeerId]:
         """Return the peers of an entry of ``adversaries``."""

@@ -17,6 +17,7 @@
             peer.log        one entry per event                            (p2pfl.run_folder.peer_log)
             peer.log.1      the log before, if peer.log became too large
             metrics.jsonl   one RoundRecord per line, for programs         (p2pfl.session.metrics)
+            order.jsonl     which messages each round took, if rounds do not wait  (p2pfl.session.order)
             status.json     current activity                               (Status)
             result.json     final outcome                                  (Result)
             checkpoint.pt   the state after the last checkpointed round    (p2pfl.session.checkpoint)
@@ -44,13 +45,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from reprlib import repr as shortened
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import is_file, overwrite, read_json, read_lines, write_errors, write_json
+from p2pfl.run_folder.json_types import mismatch
 
 Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
 """``queued`` waits for a compute slot, ``waiting`` for neighbors; the last three are final."""
@@ -66,8 +66,6 @@ Counts = Annotated[list[int], 3]
 """Messages, payload bytes, header bytes."""
 LossValue = Annotated[float, math.inf]
 """May be infinite, unlike other numbers, with which summaries compute."""
-LARGEST = 2.0**63
-"""Largest absolute value of other numbers in a record; NaN is allowed."""
 
 
 @dataclass
@@ -86,6 +84,8 @@ class Status:
         resumes: how many of these starts followed a regular end, e.g. by `p2pfl stop`; the others followed a failure.
         tested_on: p2pfl.learning.peer_data.TestedOn of the local test split.
         skipped: what was not used in the completed rounds since it had diverged, by kind (p2pfl/outcomes.py).
+        ages: median, lowest and highest age of the messages that the last completed round took, in rounds; None if it
+            took none, or if rounds wait for one another.
     """
 
     peer: PeerId
@@ -108,6 +108,7 @@ class Status:
     resumes: int = 0
     tested_on: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
+    ages: Annotated[list[float], 3] | None = None
 
     def resumes_at_start(self) -> int:
         """Return ``resumes`` for the next process of the peer, which starts now."""
@@ -141,6 +142,7 @@ class Result:
         cost: sums over the rounds of seconds of CPU and GPU and joules; p2pfl/session/cost.py lists them.
         tested_on: as in Status.
         statistics: what becomes of batch-normalization statistics, e.g. ``local``; empty if the model has none.
+        ages: ``{kind: {age: messages}}`` of the messages that the rounds took; empty if they wait for one another.
     """
 
     peer: PeerId
@@ -173,6 +175,7 @@ class Result:
     error: str = ""
     tested_on: dict[str, str] = field(default_factory=dict)
     statistics: str = ""
+    ages: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -262,7 +265,7 @@ class PeerFolder:
             path = self.root / name
             types = get_type_hints(record, include_extras=True)
             for key, value in (_read_or_none(path) or {}).items():
-                if key in types and (wrong := _mismatch(key, value, types[key])) is not None:
+                if key in types and (wrong := mismatch(key, value, types[key])) is not None:
                     raise RunFolderError(f"{path}: {wrong}; correct or remove it there")
 
     def clear_result(self) -> None:
@@ -412,38 +415,3 @@ def _read_or_none(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
         return read_json(path, stable=stable)
     except RunFolderError:
         return None
-
-
-def _mismatch(key: str, value: Any, wanted: Any) -> str | None:
-    """Return where a JSON value does not have the type ``wanted``, if anywhere. Not pydantic: it imports slowly.
-
-    Args:
-        wanted: an annotation of Status or Result. Annotated gives the length of a list, or the largest absolute value
-            of a number.
-    """
-    kind, parts = get_origin(wanted) or wanted, get_args(wanted)
-    if kind in (Union, UnionType):  # X | None
-        return None if value is None else _mismatch(key, value, parts[0])
-    length, largest = None, LARGEST
-    if kind is Annotated:
-        wanted, limit = parts
-        kind, parts = get_origin(wanted) or wanted, get_args(wanted)
-        length, largest = (limit, LARGEST) if kind is list else (None, limit)
-    if kind is Literal:
-        fits, expected = value in parts, f"one of {', '.join(parts)}"
-    elif kind is list:
-        fits = isinstance(value, list) and length in (None, len(value))
-        expected = "a list" if length is None else f"a list of {length}"
-    elif kind is dict:
-        fits, expected = isinstance(value, dict), "an object"
-    elif kind is float:
-        fits = type(value) in (int, float) and (abs(value) <= largest or value != value)
-        expected = f"a number of at most {largest:.3g}"
-    elif kind is int:
-        fits, expected = type(value) is int and abs(value) <= LARGEST, "an integer of at most 64 bits"
-    else:
-        fits, expected = isinstance(value, kind), "a string"
-    if not fits:
-        return f"{key} must be {expected}, got {shortened(value)}"
-    items = enumerate(value) if kind is list else value.items() if kind is dict else ()
-    return next(filter(None, (_mismatch(f"{key}[{shortened(at)}]", item, parts[-1]) for at, item in items)), None)

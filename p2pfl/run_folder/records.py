@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from p2pfl import PeerId
+from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.files import json_object, read_lines
 from p2pfl.run_folder.folder import RunFolder
 
@@ -83,6 +85,13 @@ class Record:
         found = ((peer_id(peer), number(weight)) for peer, weight in given.items())
         return {peer: weight for peer, weight in found if peer is not None and weight is not None}
 
+    @property
+    def ages(self) -> dict[str, Counter[int]]:
+        """How many messages of each age the round took, by kind; empty if rounds wait for one another."""
+        given = {str(kind): mapping(ages).values() for kind, ages in mapping(self.plain.get("ages")).items()}
+        counts = {kind: Counter(age for age in ages if type(age) is int) for kind, ages in given.items()}
+        return {kind: of_kind for kind, of_kind in counts.items() if of_kind}
+
     def combined(self) -> Iterator[tuple[str, PeerId, float | None, float]]:
         """Yield kind, neighbor, relative distance and taken fraction of what the peer has combined with its own."""
         for kind, by_peer in mapping(self.plain.get("combined")).items():
@@ -101,6 +110,9 @@ class Record:
                 found[f"{key}.bytes"] = sum(count[1] + count[2] for count in counts)
             elif key == "missing":
                 found[key] = len(self.missing)
+            elif key == "ages":
+                ranges = {kind: AgeRange.of(counts)._asdict() for kind, counts in self.ages.items()}
+                found.update(_flat(key, ranges))
             elif key not in ("weights", "combined"):
                 found.update(_flat("" if key == "personal" else key, value))
         return found

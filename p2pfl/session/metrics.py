@@ -37,6 +37,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,8 +45,9 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.learning.evaluation import Evaluation
-from p2pfl.messaging.endpoint import MessageCounts
+from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.outcomes import Outcomes
+from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.files import append_line, read_lines, read_undamaged_lines, write_atomically
 from p2pfl.run_folder.folder import Phase
 from p2pfl.session.evaluation import Evaluations
@@ -75,6 +77,11 @@ class RoundRecord:
     evaluations: Evaluations = field(default_factory=Evaluations)
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     outcomes: Outcomes = field(default_factory=Outcomes)
+
+    def age_range(self) -> list[float] | None:
+        """Return median, lowest and highest age of the messages that the round took; None if ``ages`` has none."""
+        counts = Counter(age for by_peer in self.ages.values() for age in by_peer.values())
+        return list(AgeRange.of(counts)) if counts else None
 
     def to_json(self) -> str:
         measured = {name: number(value, 6) for name, value in self.evaluations.metrics.items()}
@@ -180,6 +187,10 @@ class Totals:
     best: float | None = None
     best_round: int | None = None
     outcomes: Outcomes = field(default_factory=Outcomes)
+    ages: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Messages of each age that the rounds have taken, by kind."""
+    last_ages: list[float] | None = None
+    """Median, lowest and highest age of the messages that the last round took."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**vars(self), "outcomes": vars(self.outcomes)}
@@ -197,6 +208,11 @@ class Totals:
         self.missing += sum(map(len, record.missing.values()))
         self.note_accuracy(record.evaluations.personal, record.t)
         self.outcomes.add(record.outcomes, record.t)
+        self.last_ages = record.age_range()
+        for kind, ages in record.ages.items():
+            of_kind = self.ages.setdefault(kind, {})
+            for age in ages.values():
+                of_kind[age] = of_kind.get(age, 0) + 1
 
     def ended(self) -> tuple[Phase, str]:
         """Return how a peer ends after its last round: "failed", and why, if every result was discarded."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.aggregation import Rule
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
-from p2pfl.messaging.endpoint import MessageCounts
+from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.outcomes import MESSAGES
+from p2pfl.run_folder.ages import AgeRange
 from p2pfl.run_folder.folder import FINAL, PeerFolder, Phase, Result, Status
 from p2pfl.run_folder.peer_log import details
 from p2pfl.session.evaluation import Evaluations
@@ -98,6 +99,7 @@ class StatusFile:
             self.status.bytes_out, self.status.bytes_in = self._totals.bytes_out(), self._totals.bytes_in()
             self.status.messages_out = self._totals.messages_out()
             self.status.skipped = dict(self._totals.outcomes.skipped)
+            self.status.ages = self._totals.last_ages
         if self.status != self._written:
             self.status.unread, self.status.undelivered = self._queues()
             current = replace(self.status)
@@ -117,12 +119,14 @@ class StatusFile:
             self.write()
 
 
-def log_assumed(log: logging.Logger, rule: Rule, neighborhood: Neighborhood, t: int) -> None:
-    """Log what the aggregation rule assumes of the contributions of round ``t``, the peer's own included."""
-    n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
-    if assumed := rule.assumed(n):
-        values = " ".join(f"{key}={value}" for key, value in assumed.items())
-        log.info("aggregation t=%d contributions=%d %s", t, n, values)
+def log_rule(
+    log: logging.Logger, names: Sequence[str], aggregation: Aggregator, neighborhood: Neighborhood, t: int
+) -> None:
+    """Log a rule in place of the mean, and what it assumes of the contributions of round ``t``, the own included."""
+    if not aggregation.is_mean:
+        n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
+        assumed = "".join(f" {key}={value}" for key, value in aggregation.rule.assumed(n).items())
+        log.info("aggregation t=%d rule=%s contributions=%d%s", t, ",".join(names), n, assumed)
 
 
 def log_round(
@@ -140,8 +144,8 @@ def log_round(
     if record.sources or record.receivers:
         more.append(f"sources={record.sources} receivers={'?' if record.receivers is None else record.receivers}")
     for kind, ages in record.ages.items():
-        taken = sorted(ages.values())
-        more.append(f"ages of {kind} median={median(taken):g} from={taken[0]} to={taken[-1]}")
+        median, lowest, highest = AgeRange.of(Counter(ages.values()))
+        more.append(f"ages of {kind} median={median:g} from={lowest} to={highest}")
     if record.weights:
         largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
         more.append("largest weights " + " ".join(f"{j}={weight:.3f}" for j, weight in largest))
@@ -220,6 +224,7 @@ def make_result(
         error=error,
         tested_on=asdict(algorithm.data.tested_on),
         statistics=_norm_statistics(algorithm),
+        ages={kind: {str(age): counts[age] for age in sorted(counts)} for kind, counts in totals.ages.items()},
     )
 
 

@@ -41,7 +41,7 @@ from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.order import make_mailbox
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.pipelines import make_pipeline
-from p2pfl.session.reporting import StatusFile, log_assumed, log_diverged_loss, log_round, make_result
+from p2pfl.session.reporting import StatusFile, log_diverged_loss, log_round, log_rule, make_result
 from p2pfl.session.saving import Saver, load, unstorable
 from p2pfl.session.screening import net_of
 from p2pfl.session.training_errors import naming_batches
@@ -102,7 +102,7 @@ class Session:
         folder: PeerFolder | None = None,
         runtime: Runtime = Runtime(),
     ) -> None:
-        self.settings = run.file
+        self.settings, self._rules = run.file, run.rules
         self.me, self.run_id, self.folder = me, run_id, folder
         self.log, self.on_round = runtime.log, runtime.on_round
         self.faults = Faults()
@@ -191,7 +191,7 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
-            log_assumed(self.log, self.algorithm.aggregation.rule, self.endpoint.neighborhood, self.rounds_done)
+            log_rule(self.log, self._rules, self.algorithm.aggregation, self.endpoint.neighborhood, self.rounds_done)
             self._began = self.clock.now()
             self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)
@@ -254,7 +254,7 @@ class Session:
         net = net_of(self.algorithm, self.endpoint, t, self.settings.seed)
         await self.endpoint.await_start(t)
         sources = len(net.sources)
-        self.algorithm.aggregation.t = t
+        self.algorithm.aggregation.t, self.algorithm.aggregation.ages = t, self.endpoint.taken_ages
         await self.algorithm.round(t, net)
         await self.clock.settle()
         receivers = len(net.receivers) if self.endpoint.knows_receivers else None

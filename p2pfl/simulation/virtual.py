@@ -33,7 +33,8 @@ from p2pfl.learning.peer_data import Samples
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.edge import OPTIONAL_DELAY
-from p2pfl.messaging.endpoint import Endpoint, MessageCounts
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.messaging.journal import BodyStore, JournalEntry, Place
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.neighborhood import Neighborhood

@@ -84,24 +84,25 @@ def digests(folder: RunFolder) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("how", "continued"), [("--simulate", "resume"), ("--clock", "simulate")])
 def test_killed_and_continued_it_ends_like_an_undisturbed_one(
-    start: Start, file: Path, fast_python: FastPython, tmp_path: Path
+    start: Start, file: Path, fast_python: FastPython, tmp_path: Path, how: str, continued: str
 ) -> None:
-    asked = [file, "--grid", "algorithm=local,dpsgd", "--simulate", "--jobs", 1, "--out", tmp_path / "s"]
+    asked = [file, "--grid", "algorithm=local,dpsgd", how, "--jobs", 1, "--out", tmp_path / "s"]
     folder = SweepFolder(tmp_path / "s")
     names = ["local-seed=3", "dpsgd-seed=3"]
     first = start(*asked)
     until(lambda: rounds_done(folder.run("dpsgd-seed=3")) >= 2)
     kill(fast_python, first, everything=True)
-    assert [folder.state(name) for name in names] == ["finished", "interrupted"]
+    until(lambda: [folder.state(name) for name in names] == ["finished", "interrupted"])  # the server kills the run
 
     again = start(*asked)
     out, err = again.communicate()
     assert again.returncode == 0, err
     assert "1 of 2 runs have finished before" in err
-    assert [commands(folder, name) for name in names] == [["simulate"], ["simulate", "resume"]]
+    assert [commands(folder, name) for name in names] == [["simulate"], ["simulate", continued]]
     for name in names:
-        undisturbed = [result.digest for result in simulate(load(folder.plan(name)))]
+        undisturbed = [result.digest for result in simulate(load(folder.plan(name)), clock=how == "--clock")]
         assert digests(folder.run(name)) == undisturbed
     plain = json.loads(out)
     assert [(line["name"], line["seeds"]) for line in plain["groups"]] == [("local", [3]), ("dpsgd", [3])]

@@ -43,7 +43,7 @@ RULES: dict[str, tuple[Any, dict[str, Any]]] = {
     **{
         name: ({"name": name, **PARAMETERS.get(name, {})}, MODELS)
         for name in AGGREGATIONS
-        if name not in ("mean", "list")
+        if name not in ("mean", "list", "auto", "age-weighted")
     },
     "several": (["norm-clip", "nnm", CLIPPED], RUNS["dpsgd, el-local"]),  # another graph in each round
     "some take part": (["arc", CLIPPED], RUNS["fedavg, some take part"]),
@@ -121,5 +121,5 @@ def test_what_auto_stands_for_is_logged_once(make_run: Any, prepare: Any, tmp_pa
     simulate(run, folder)
     lines = [line for line in folder.peer(2).log.read_text().splitlines() if "nnm" in line]
     assert [line.partition("INFO")[2].split() for line in lines] == [
-        ["aggregation", "t=0", "contributions=5", "nnm.f=1"]
+        ["aggregation", "t=0", "rule=nnm,krum", "contributions=5", "nnm.f=1"]
     ]

@@ -15,7 +15,8 @@ from torch import Tensor
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.conversation import Conversation
-from p2pfl.messaging.endpoint import Endpoint, MessageCounts
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import MAX_HEADER, Body, Layout

@@ -187,7 +187,7 @@ def test_mixed_types_strides_and_statistics(shared: bool) -> None:
             averaged = "num_batches" not in name and (shared or "running" not in name)
             mean = torch.stack([each[name].float() for each in x]).mean(0).to(tensor.dtype)
             torch.testing.assert_close(tensor, mean if averaged else x[i][name])
-        assert not peer.model.backbone.weight.is_contiguous()
+        assert not peer.model.get_parameter("backbone.weight").is_contiguous()
 
 
 # ---- run files ---------------------------------------------------------------------------------------------

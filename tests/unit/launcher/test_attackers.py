@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from launcher.comparison.curves import curves
@@ -27,6 +28,7 @@ from launcher.views.status import render
 from p2pfl.api import open_run
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.records import parse
+from tests.conftest import tree
 from tests.guide_pages import files
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import write_records
@@ -289,6 +291,17 @@ def run_file(tmp_path: Path) -> Path:
         "algorithm: dpsgd\nplugins: [my_parts.py]\nadversaries: [{peers: [2, 5], name: two-faced}]\n"
     )
     return path
+
+
+def test_a_run_with_the_recommended_rule_names_it(tmp_path: Path, invoke: Invoke) -> None:
+    file, root = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump(tree(rounds=1, peers=4, algorithm="fedproto", aggregation="auto")))
+    shown = invoke("graph", file).stdout
+    assert "aggregation   monna (auto); attackers among the neighbors of each honest peer:" in shown
+    assert "note: aggregation: auto is monna for fedproto" in invoke("simulate", file, "--run-dir", root).stderr
+    assert yaml.safe_load((root / "run.yaml").read_text())["aggregation"] == {"name": "monna", "f": "auto"}
+    log = (root / "peers" / "02" / "peer.log").read_text()
+    assert log.count("aggregation t=0 rule=monna contributions=4 f=1") == 1
 
 
 def test_graph_says_how_many_attackers_a_peers_rule_withstands(run_file: Path, invoke: Invoke) -> None:

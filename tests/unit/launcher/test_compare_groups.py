@@ -85,6 +85,10 @@ def test_runs_on_a_simulated_clock_are_a_group_of_their_own(runs: list[Path], in
         (root / "run.yaml").write_text(yaml.safe_dump({**plain, "algorithm": {"name": "mapl"}}))
     names = [line["name"] for line in json.loads(invoke("compare", *runs, "--json").stdout)["groups"]]
     assert names == ["clock=simulated", "clock=real"]
+    note = "Seconds are those of a simulated clock."
+    assert note not in words(invoke("compare", *runs).stdout)
+    assert note in words(invoke("compare", *runs[:3]).stdout)
+    assert note in words(invoke("compare", runs[0]).stdout)  # without groups
 
 
 def test_notes_name_the_keys_that_differ_and_the_groups(runs: list[Path], invoke: Invoke) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.commands import run as run_commands
 from launcher.prepare import LaunchRequest
-from launcher.report import command, figures, page, papers
+from launcher.report import command, figures, page, papers, sections
 from launcher.report.charts import Figures
 from launcher.report.collect import collect
 from p2pfl.errors import RunFileError, WriteError
@@ -87,6 +87,30 @@ def test_text_of_peers_is_escaped_wherever_it_is_shown(make_folder: MakeFolder, 
     assert "\x1b" not in found.text
     data = json.loads(next(text for attributes, text in found.scripts if attributes.get("id") == "data"))
     assert data["charts"]["loss0"]
+
+
+def test_ages_are_drawn_by_kind_if_rounds_do_not_wait(make_folder: MakeFolder) -> None:
+    made = make_folder()
+    write_records(made, [record(peer, t) for peer in range(2) for t in range(3)])
+    assert "ages" not in figures.of_run(read(made)).charts
+    aged = {"Head": {"1": 1}, "Body": {"1": -1}}
+    write_records(made, [record(peer, t, ages=aged) for peer in range(2) for t in range(3)])
+    chart = figures.of_run(read(made)).charts["ages"]
+    assert list(chart.variants) == ["Body", "Head"]
+    assert 'data-chart="ages"' in sections.body(read(made), figures.of_run(read(made)))
+
+
+def test_axes_and_times_say_that_seconds_are_simulated(make_folder: MakeFolder) -> None:
+    made = make_folder()
+    write_records(made, [record(peer, t) for peer in range(2) for t in range(3)])
+    texts = []
+    for info in (made.info, {**made.info, "simulated": True, "clock": "simulated"}):
+        made.write_info(info)
+        run = read(made)
+        texts.append(json.dumps(figures.of_run(run).to_dict()) + sections.body(run, figures.of_run(run)))
+    for words in ("simulated seconds since the start", '"title": "simulated seconds"', "traffic and simulated time"):
+        assert words in texts[1]
+        assert words not in texts[0]
 
 
 @pytest.mark.usefixtures("short_library")

@@ -73,6 +73,31 @@ def test_means_and_deviations_are_over_peers_and_stay_within_accuracies() -> Non
     assert [second["low"], second["high"]] == pytest.approx([0.2, 1.0])
 
 
+def test_means_over_time_are_of_the_last_evaluation_of_each_honest_peer() -> None:
+    at = [(0, 0, 1.0, 0.2), (0, 1, 2.0, 0.4), (1, 0, 3.0, 0.6), (0, 2, 3.0, 0.8), (1, 1, 9.0, 0.4), (2, 0, 0.5, 0.0)]
+    rows = [record(peer, t, elapsed=seconds, personal={"accuracy": value}) for peer, t, seconds, value in at]
+    found = history.means_over_time(history.read(parse(rows), attackers=[2]))
+    assert [row["seconds"] for row in found] == [3.0, 9.0]
+    assert [row["mean"] for row in found] == pytest.approx([0.7, 0.6])
+    assert [row["std"] for row in found] == pytest.approx([0.1, 0.2])
+    assert history.means_over_time(history.read(parse([record(0, 0, personal=None)]))) == []
+
+
+def test_ages_are_over_all_peers_by_kind_and_round() -> None:
+    rows = [
+        record(0, 0, ages={"Head": {"1": 0}}),
+        record(0, 1, ages={"Head": {"1": -2}, "Body": {"1": 1}}),
+        record(1, 1, ages={"Head": {"0": 1, "2": 6}}),
+    ]
+    assert history.ages(history.read(parse(rows))) == {
+        "kind": ["Body", "Head", "Head"],
+        "t": [1, 0, 1],
+        "median": [1, 0, 1],
+        "low": [1, 0, -2],
+        "high": [1, 0, 6],
+    }
+
+
 def test_frames_hold_weights_in_thousandths_by_group_and_mark_unknown_rows() -> None:
     found = history.read(parse([record(0, 0), record(1, 0), record(0, 1)]))
     assert history.frames(found, [1, 0]) == [

@@ -45,8 +45,46 @@ def test_runs_are_grouped_by_what_differs_besides_the_seed(make_folder: MakeFold
         "algorithm.momentum": ["(none)", "(none)", 0.9, 0.9],
     }
     assert [(group.title, len(group.members)) for group in groups] == [("lr=0.1", 2), ("lr=0.2", 2)]
-    first = several.curve(groups[0])[0]
+    first = several.curve("lr=0.1", several.histories(groups[0]))[0]
     assert (first["mean"], first["std"], first["seeds"]) == (pytest.approx(0.55), pytest.approx(0.0707, abs=1e-4), 2)
+
+
+def test_means_over_time_hold_until_a_peer_is_evaluated_again(make_folder: MakeFolder) -> None:
+    runs = make_runs(make_folder, 0.1, [0.0, 0.0], peers=1)
+    for run, at in zip(runs, [{1.0: 0.2, 2.0: 0.6}, {1.5: 0.4, 5.0: 0.8}], strict=True):
+        write_records(run, [record(0, t, elapsed=at_, personal={"accuracy": at[at_]}) for t, at_ in enumerate(at)])
+    (group,) = several.read([(run, None) for run in runs])
+    found = several.curve_over_time("x", several.histories(group))
+    assert [(row["seconds"], row["seeds"]) for row in found] == [(1.5, 2), (2.0, 2), (5.0, 2)]
+    assert [row["mean"] for row in found] == pytest.approx([0.3, 0.5, 0.7])
+
+
+@pytest.mark.usefixtures("short_library")
+def test_the_page_has_the_seconds_to_an_accuracy(make_folder: MakeFolder, invoke: Invoke, tmp_path: Path) -> None:
+    runs = [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9])]
+    for run, first in zip(runs, [0.5, 0.6, 0.7, 0.9], strict=True):
+        run.write_info({**run.info, "clock": "simulated"})
+        found = [{"accuracy": first + 0.1 * t, "unmasked_accuracy": first + 0.1 * t} for t in range(3)]
+        write_records(run, [record(peer, t, personal=found[t]) for peer in range(2) for t in range(3)])
+    paths = [run.root for run in runs]
+    assert invoke("report", *paths, "-o", tmp_path / "all.html", "--seconds-to", "0.7").exit_code == 0
+    text = " ".join(Page((tmp_path / "all.html").read_text()).text.split())
+    assert "seconds to 70.0 %" in text
+    assert "10.0 ± 2.8" in text  # after 12 seconds from 0.5 on, after 8 from 0.6 on
+    assert "Seconds are those of a simulated clock." in text
+    alone = invoke("report", paths[0], "--seconds-to", "0.7")
+    assert alone.exit_code == 2
+    assert "name more runs" in alone.stderr
+
+
+def test_real_and_simulated_seconds_are_not_compared(make_folder: MakeFolder) -> None:
+    one, two = [*make_runs(make_folder, 0.1, [0.5]), *make_runs(make_folder, 0.2, [0.7])]
+    two.write_info({**two.info, "clock": "simulated"})
+    groups = several.read([(one, None), (two, None)])
+    text = comparison._verdicts(groups, [])
+    assert "Shortest" not in text
+    assert "Seconds of some runs are simulated" in text
+    assert "Seconds are those" not in comparison._results(groups, None)
 
 
 def groups_of(make_folder: MakeFolder, one: list[float], two: list[float]) -> list[RunGroup]:
@@ -90,14 +128,14 @@ def test_runs_that_have_not_finished_are_in_neither_results_nor_tests_nor_curves
     assert set(several._by_peer(groups[0])) == {(0, 0), (0, 1), (1, 0), (1, 1)}
     (test,) = several.tests(groups)
     assert test.pairs == 2
-    assert [row["seeds"] for row in several.curve(groups[0])] == [2, 2, 2]
-    assert [row["seeds"] for row in several.curve(groups[1])] == [3, 3, 3]
+    assert [row["seeds"] for row in several.curve("", several.histories(groups[0]))] == [2, 2, 2]
+    assert [row["seeds"] for row in several.curve("", several.histories(groups[1]))] == [3, 3, 3]
     text = comparison._verdicts(groups, [test])
     assert "1 of the runs did not finish." in text
     assert "leave out 1 of the runs: no peer of theirs has finished" in text
     alone = several.read([(runs[2], None)])  # nothing to say, but no error
     assert "Least traffic" not in comparison._verdicts(alone, [])
-    assert "Mean over peers" in comparison._results(alone)
+    assert "Mean over peers" in comparison._results(alone, None)
 
 
 def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> None:

@@ -231,6 +231,21 @@ def test_a_damaged_sweep_file_is_an_error(tmp_path: Path, text: str) -> None:
         _ = SweepFolder.open(tmp_path).sweep
 
 
+def test_a_sweep_on_a_simulated_clock_is_another_one(file: Path) -> None:
+    folder = prepare(ask(file, "rounds=1,2", clock=True))
+    assert folder.sweep.clock
+    with pytest.raises(SweepError, match=r"which differs in --clock \(True there\)"):
+        prepare(ask(file, "rounds=1,2"))
+
+
+def test_without_an_order_of_messages_no_run_is_planned(file: Path) -> None:
+    grid = "models=tiny-cnn", "algorithm=dpsgd", "synchrony=rounds,none"
+    with pytest.raises(RunFileError, match=r"synchrony: nothing orders messages here: .* with --clock"):
+        prepare(ask(file, *grid))
+    assert not (file.parent / "sweep").exists()
+    assert len(prepare(ask(file, *grid, clock=True)).sweep.points) == 2
+
+
 # ---- the command line --------------------------------------------------------------------------------------
 
 
@@ -241,6 +256,9 @@ def test_usage_errors_exit_with_2(file: Path, tmp_path: Path, invoke: Invoke) ->
         ((file, "--seeds", 2, "--optuna", "x.yaml"), "leave out --grid and --seeds"),
         ((tmp_path, "--seeds", 2, "--set", "rounds=3"), "is a sweep, which --seeds, --set cannot change"),
         ((file, "--grid", "seed=1,1"), "'1' is given twice"),
+        ((file, "--seeds", 2, "--clock", "--backend", "local"), "--clock starts no peers: leave out --backend"),
+        ((file, "--seeds", 2, "--sbatch", "--seconds-to", 0.5), "--seconds-to is not for --sbatch"),
+        ((tmp_path, "--clock"), "is a sweep, which --clock cannot change"),
         ((file, "--seeds", 999999999999), "999999999999 is not in the range 1<=x<=10000"),
     ]:
         outcome = invoke("sweep", *arguments)

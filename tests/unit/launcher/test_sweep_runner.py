@@ -283,7 +283,7 @@ def test_the_report_has_json_although_the_runs_cannot_be_compared(
     monkeypatch.setattr(
         "launcher.commands.compare.show", Mock(side_effect=CompareError("they differ in masked_test"))
     )
-    assert sweep_command._report(folder, SweepProgress(3, 3), [], as_json=True, retries=True)
+    assert sweep_command._report(folder, SweepProgress(3, 3), [], None, as_json=True, retries=True)
     captured = capsys.readouterr()
     assert json.loads(captured.out)["finished"] == 3
     assert captured.err == "no table: they differ in masked_test\n"
@@ -379,11 +379,11 @@ def test_an_incomplete_run_folder_is_deleted_before_its_run_starts(folder: Sweep
     root = folder.run("a").root
     (root / "peers" / "00").mkdir(parents=True)
     assert folder.state("a") == "waiting"
-    folder.clear_incomplete("a")
+    folder.clear_unresumable("a")
     assert not root.exists()
     root.mkdir()
     (root / "run.yaml").touch()
-    folder.clear_incomplete("a")
+    folder.clear_unresumable("a")
     assert root.exists()
 
 

@@ -36,12 +36,13 @@ class ScriptedEndpoint:
 
     prunes = False
     waits_for_rounds = True
+    staleness = 0.0
     taken_ages: dict[str, dict[int, int]] = {}  # noqa: RUF012
     memo: dict[str, Tensors] | None = None
 
     def __init__(self, me: int, topology: Topology, received: Mapping[int, Message] = MappingProxyType({})) -> None:
         self.neighborhood = Neighborhood(me, topology)
-        self.sources = self.expected_receivers = set(topology.neighbors[me])
+        self.sources = self.all_sources = self.expected_receivers = set(topology.neighbors[me])
         self.received = received
         self.sent: list[tuple[list[int], Body, int | None]] = []
         self.missing: list[tuple[str, list[int]]] = []
@@ -61,6 +62,11 @@ class ScriptedEndpoint:
         self, kind: str, senders: Sequence[int], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> dict[int, Message]:
         return {sender: self.received[sender] for sender in sorted(senders) if sender in self.received}
+
+    async def collect(
+        self, kind: str, senders: Collection[int], t: int, awaited: Collection[int]
+    ) -> dict[int, list[Message]]:
+        return {sender: [message] for sender, message in (await self.take(kind, sorted(senders), t)).items()}
 
     def count_as_missing(self, kind: str, senders: Iterable[int]) -> None:
         self.missing.append((kind, list(senders)))

@@ -51,6 +51,8 @@ models: tiny-cnn
 algorithm: {name: fedavg}
 """
 
+LEARN_WEIGHTS = ["l2c", "meta-l2c", "fedfomo", "pfedsim", "mapl", "mapl+"]
+
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Any:
@@ -118,7 +120,7 @@ def test_a_rule_without_effect_is_refused(loaded: Any, name: str) -> None:
     loaded(f"algorithm.name={name}", "aggregation=mean")
 
 
-@pytest.mark.parametrize("name", ["l2c", "meta-l2c", "fedfomo", "pfedsim", "mapl", "mapl+"])
+@pytest.mark.parametrize("name", LEARN_WEIGHTS)
 def test_methods_that_compute_weights_refuse_rules_that_ignore_them(loaded: Any, name: str) -> None:
     ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=[all, first]")
     assert key == "aggregation"
@@ -189,3 +191,67 @@ def test_what_each_peers_degree_bears_is_accepted(loaded: Any, sets: list[str]) 
 def test_f_is_a_number_or_auto(loaded: Any, wrong: str) -> None:
     problems = refused(loaded, f"aggregation={{name: krum, f: {wrong}}}")
     assert [key for key, _ in problems] == ["aggregation.f"]
+
+
+# ---- auto -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "fedavg", "fedproto", "lg-fedavg", "heterofl", *LEARN_WEIGHTS])
+def test_auto_is_resolved_to_the_rule_recommended_for_the_method(loaded: Any, name: str) -> None:
+    run = loaded(f"algorithm.name={name}", "peers=5", "aggregation=auto")
+    recommended = "norm-clip" if name in LEARN_WEIGHTS else "monna"
+    assert (run.recommended, run.rules) == (True, (recommended,))
+    named = loaded(f"algorithm.name={name}", "peers=5", f"aggregation={recommended}")
+    assert run.resolved() == named.resolved()
+    assert run.config_hash() == named.config_hash()
+    assert not named.recommended
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("local", "'auto' has no effect: local does not average what peers send"),
+        ("dfml", "'auto' has no effect: dfml does not average what peers send"),
+        ("gossip", "'auto' stands for no rule with gossip, whose rounds combine what a few neighbors have sent"),
+    ],
+)
+def test_auto_is_refused_where_no_rule_is_recommended(loaded: Any, name: str, text: str) -> None:
+    ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=auto", "data.partition=iid")
+    assert key == "aggregation"
+    assert message.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        (
+            ["peers=5", "graph=ring"],
+            "peer 0 has 2 neighbors (5 peers have this problem): 'monna' is what auto stands for here, and "
+            "withstands no attacker among 3 contributions; give the peer 3 neighbors, or name a rule",
+        ),
+        (
+            ["peers=5", "graph=star", "algorithm.name=mapl"],
+            "peer 1 has 1 neighbor (4 peers have this problem): 'norm-clip' is what auto stands for here",
+        ),
+        (["peers=8", "graph=one-peer-exponential"], "peer 0 has 1 neighbor at most (8 peers have this problem)"),
+    ],
+)
+def test_auto_is_refused_where_a_peer_has_too_few_neighbors_for_any_attacker(
+    loaded: Any, sets: list[str], text: str
+) -> None:
+    ((key, message),) = refused(loaded, "aggregation=auto", *sets)
+    assert key == "aggregation"
+    assert message.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "text"),
+    [
+        ("{name: auto, f: 2}", "aggregation.f", "unknown key 'f'"),
+        ("[norm-clip, auto]", "aggregation", "'auto' stands alone; name the rules of a list"),
+    ],
+)
+def test_auto_takes_no_parameters_and_stands_alone(loaded: Any, section: str, key: str, text: str) -> None:
+    ((found, message),) = refused(loaded, f"aggregation={section}")
+    assert found == key
+    assert text in message

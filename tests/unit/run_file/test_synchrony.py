@@ -50,6 +50,11 @@ def test_bound(given: Any, staleness: float | None) -> None:
             {"adversaries": [{"peers": [0], "name": "alie"}]},
             "adversaries.0.name: 'alie' uses what honest neighbors send in the same round",
         ),
+        (
+            {"aggregation": ["norm-clip", "age-weighted"], "synchrony": "rounds"},
+            "aggregation: 'age-weighted' has no effect: it goes by the ages of messages, which are 0",
+        ),
+        ({"aggregation": "age-weighted", "synchrony": {"staleness": 0}}, "'age-weighted' has no effect"),
         ({"aggregation": "sketchguard"}, "aggregation: 'sketchguard' has peers answer each other in a round"),
     ],
 )

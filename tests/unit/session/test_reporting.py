@@ -85,12 +85,13 @@ def test_updates_neither_create_nor_replace_files(files: PeerFolder, clock: Cloc
 def test_the_status_has_the_bytes_of_the_completed_rounds(files: PeerFolder, clock: Clock) -> None:
     file, totals = StatusFile(Status(0, 1), files), Totals(sent={1: {"Head": [1, 100, 10]}})
     enter(file, "training", 0, totals)
-    totals.sent[1]["Head"] = [2, 200, 20]
+    totals.sent[1]["Head"], totals.last_ages = [2, 200, 20], [0.5, 0, 3]
     clock.now += 1
     enter(file, "training", 1, totals)
     status = files.status()
     assert status is not None
     assert (status.bytes_out, status.bytes_in, status.messages_out) == (220, 0, 2)
+    assert status.ages == [0.5, 0, 3]
 
 
 def test_the_status_has_the_time_when_its_phase_began(
