@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -32,7 +33,7 @@ def weights(edges: list[tuple[int, int]]) -> dict[int, dict[int, float]]:
     return {i: communication_weights(i, topology.neighbors.__getitem__) for i in range(topology.peers)}
 
 
-def make(peers: int, method: type = Swift, **hyper: object) -> list[Swift]:
+def make(peers: int, method: type[Any] = Swift, **hyper: Any) -> list[Any]:
     """Softmax regressions with different initial values; peer i has 6 + i samples."""
     h = method.Hyper.parse({"lr": 0.5, **hyper})
     return peers_of(method, h, lambda me: softmax_regression(4, 3, seed=me), peers, more=1)
