@@ -18,6 +18,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "mapl": {"algorithm": {"name": "mapl", "warmup": 2}},
     "fedproto": {"algorithm": "fedproto"},
     "sgp": {"algorithm": "sgp", "graph": "one-peer-exponential"},
+    "swift": {"algorithm": {"name": "swift", "average_every": 2}},
+    "divshare": {"algorithm": {"name": "divshare", "receivers": 2}},
 }
 SYNCHRONIES: dict[str, Any] = {"0": {"staleness": 0}, "2": {"staleness": 2}, "none": "none"}
 QUICK = [("dpsgd", "none"), ("mapl", "2")]

@@ -14,6 +14,7 @@ from p2pfl.algorithms import (
     cga,
     dfedavgm,
     ditto,
+    divshare,
     dpsgd,
     fedavg,
     fedavg_dec,
@@ -25,6 +26,7 @@ from p2pfl.algorithms import (
     lg_fedavg,
     pfedsim,
     sgp,
+    swift,
 )
 from p2pfl.algorithms.l2c import validation_gradient
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width
@@ -79,6 +81,8 @@ def make(method: Any, dtype: torch.dtype, **hyper: Any) -> list[Any]:
         (dpsgd.DPSGD, {"local_epochs": 1}),
         (dfedavgm.DFedAvgM, {}),
         (sgp.SGP, {}),
+        (swift.Swift, {}),
+        (divshare.DivShare, {}),
         (cga.CGA, {}),
         (fedfomo.FedFomo, {}),
         (fedavg_dec.FedAvgDec, {"weight_decay": 0.0}),
