@@ -347,4 +347,4 @@ def test_sends_parameters_and_a_weight() -> None:
 
 
 def test_no_push_replaces_another_one() -> None:
-    assert Conversation(make(1)[0].layouts()).kept == {"Push"}
+    assert Conversation(make(1)[0].layouts()).counting("all") == {"Push"}
