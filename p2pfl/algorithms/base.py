@@ -34,7 +34,6 @@ from p2pfl.outcomes import CONTRIBUTIONS
 from p2pfl.tensors import Tensors, widened
 
 H = TypeVar("H", bound=Options)
-
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 """A fraction of the peers, greater than 0."""
 
@@ -77,6 +76,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """Its messages hold what training steps compute, e.g. gradients: the run file may not leave training out."""
     named_loss: ClassVar[bool] = False
     """Its own ``loss`` contains ``label_loss``: the run file may choose that (``loss`` of ``LocalTraining``)."""
+    sends_parts: ClassVar[bool] = False
+    """Bodies hold parts of tensors: rules that measure the loss of received models are refused."""
     screened: ClassVar[type[Body] | None] = None
     """Kind of the models that peers exchange once a round, to average them and no more: rules may screen these."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
@@ -104,10 +105,9 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
-        measure = self.loss_with if context.aggregation.needs_loss else None
-        self.aggregation = Aggregator(
-            context.aggregation, context.me, context.rounds, measure, measures=context.measures_distances
-        )
+        rule = context.aggregation
+        measure = self.loss_with if rule.needs_loss else None
+        self.aggregation = Aggregator(rule, self.me, self.rounds, measure, measures=context.measures_distances)
         """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()
         """What ``layouts`` has returned."""

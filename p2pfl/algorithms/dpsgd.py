@@ -28,44 +28,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import PositiveInt, model_validator
 from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.registration import algorithm
-from p2pfl.algorithms.shared_model import SharedModel, shared_parameters, shared_statistics, shared_tensors
+from p2pfl.algorithms.shared_model import StepsOrEpochs, shared_parameters, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.tensors import Tensors, displacement
 
 
 @dataclass(frozen=True)
-class Hyper(SharedModel):
-    local_steps: PositiveInt | None = None
-    """Gradient steps per round. Default without local_epochs: 1, as in Algorithm 1."""
-    local_epochs: PositiveInt | None = None  # type: ignore[assignment]
-    """Alternative to local_steps: epochs per round."""
+class Hyper(StepsOrEpochs):
     order: Literal["cta", "atc"] | None = None
     """cta, combine-then-adapt: what training changes is added to the average of the old models, as in Algorithm 1.
     atc, adapt-then-combine: the trained models are averaged. Default: cta with local_steps, atc with local_epochs."""
-
-    @model_validator(mode="after")
-    def _exclusive(self) -> Hyper:
-        if self.local_steps is not None and self.local_epochs is not None:
-            raise ValueError("give local_steps or local_epochs, not both")
-        return self
 
     @property
     def adapts_first(self) -> bool:
         """Whether the trained models are averaged."""
         return self.local_epochs is not None if self.order is None else self.order == "atc"
-
-    @property
-    def steps(self) -> int | None:
-        """Gradient steps per round; None if these are epochs."""
-        return None if self.local_epochs else self.local_steps or 1
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from p2pfl.learning.optimizers import LocalTraining
@@ -31,6 +31,25 @@ class SharedModel(SharedStatistics):
     """Parameters that are sent and averaged; the others stay local. trainable: all but frozen ones, which are equal
     everywhere; all: frozen ones too; head or backbone: the trainable ones there; or a list of patterns of names, e.g.
     [backbone.0.*, head.*]."""
+
+
+@dataclass(frozen=True)
+class StepsOrEpochs(SharedModel):
+    local_steps: PositiveInt | None = None
+    """Gradient steps per round. Default without local_epochs: 1, as in Algorithm 1."""
+    local_epochs: PositiveInt | None = None  # type: ignore[assignment]
+    """Alternative to local_steps: epochs per round."""
+
+    @model_validator(mode="after")
+    def _exclusive(self) -> Self:
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("give local_steps or local_epochs, not both")
+        return self
+
+    @property
+    def steps(self) -> int | None:
+        """Gradient steps per round; None if these are epochs."""
+        return None if self.local_epochs else self.local_steps or 1
 
 
 def shares_statistics(hyper: Options) -> bool:

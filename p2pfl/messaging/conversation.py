@@ -26,13 +26,12 @@ class Conversation:
 
     @property
     def once(self) -> frozenset[str]:
-        """The kinds whose bodies count once (``Body.counts``)."""
-        return frozenset(layout.body.kind() for layout in self.layouts if layout.body.counts != "newest")
+        """The kinds whose bodies count once."""
+        return self.counting("arrived", "current", "all")
 
-    @property
-    def kept(self) -> frozenset[str]:
-        """The kinds of which all bodies count."""
-        return frozenset(layout.body.kind() for layout in self.layouts if layout.body.counts == "all")
+    def counting(self, *how: str) -> frozenset[str]:
+        """Return the kinds of one of these ``Body.counts``."""
+        return frozenset(layout.body.kind() for layout in self.layouts if layout.body.counts in how)
 
     def schema(self, peers: int, pipeline: Pipeline | None) -> MessageSchema:
         """Return what is accepted on the wire in a mesh of so many peers."""

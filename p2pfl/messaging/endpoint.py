@@ -69,8 +69,9 @@ class Endpoint(Inbox):
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.idle = idle
-        self._kept = conversation.kept
-        self.journal = Journal(self.neighbors, store, supersedes=not self.mailbox.waits, keeps=self._kept)
+        self._kept, replaced = conversation.counting("all"), conversation.counting("current")
+        supersedes = not self.mailbox.waits
+        self.journal = Journal(self.neighbors, store, supersedes=supersedes, keeps=self._kept, replaces=replaced)
         self.t = 0
         self._directions = Directions(self.me, neighborhood.joined(0))
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send

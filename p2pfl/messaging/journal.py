@@ -113,8 +113,12 @@ class _Addressed:
     """The neighbor may have read the entries before this one, from this process or an earlier one of this peer, which
     may have ended before its first checkpoint. So until the neighbor has said what it has, nothing is superseded."""
 
-    def without(self, entry: JournalEntry) -> None:
-        """Remove an entry."""
+    def has(self, entry: JournalEntry) -> bool:
+        """Return whether an entry was neither dropped nor superseded."""
+        position = _position(self.entries, entry.id)
+        return position < len(self.entries) and self.entries[position] is entry
+
+    def remove(self, entry: JournalEntry) -> None:
         position = _position(self.entries, entry.id)
         before = self.previous[position]
         del self.entries[position], self.previous[position]
@@ -132,6 +136,7 @@ class Journal:
     Args:
         supersedes: a new entry replaces earlier ones of its kind that its addressees cannot have read.
         keeps: kinds of which none replaces another.
+        replaces: kinds of which an entry also replaces those of earlier rounds to other neighbors.
     """
 
     def __init__(
@@ -141,10 +146,12 @@ class Journal:
         *,
         supersedes: bool = False,
         keeps: Collection[str] = (),
+        replaces: Collection[str] = (),
     ) -> None:
         self.store = store or BodyStore()
         self.supersedes = supersedes
         self._keeps = keeps
+        self._replaces = replaces
         self._addressed = {neighbor: _Addressed() for neighbor in neighbors}
         self._live: dict[int, int] = {}
         """{segment: addressees that may still ask for a body in it}"""
@@ -194,12 +201,15 @@ class Journal:
     def _supersede(self, kind: str, entry: JournalEntry) -> None:
         """Drop what an entry supersedes."""
         with self._lock:
-            for neighbor in entry.to:
+            for neighbor in self._addressed if kind in self._replaces else entry.to:
                 addressed = self._addressed[neighbor]
                 earlier = addressed.newest.get(kind)
-                addressed.newest[kind] = entry
-                if earlier is not None and earlier.id >= addressed.offered:
-                    addressed.without(earlier)
+                if neighbor in entry.to:
+                    addressed.newest[kind] = entry
+                elif earlier is None or earlier.id.t == entry.id.t:
+                    continue
+                if earlier is not None and earlier.id >= addressed.offered and addressed.has(earlier):
+                    addressed.remove(earlier)
                     if earlier.place is not None:
                         self._use(earlier.place.segment, -1)
 
@@ -209,8 +219,7 @@ class Journal:
             return True
         with self._lock:
             addressed = self._addressed[to]
-            position = _position(addressed.entries, entry.id)
-            if position == len(addressed.entries) or addressed.entries[position] is not entry:
+            if not addressed.has(entry):
                 return False
             addressed.offered = max(addressed.offered, entry.id.next)
             return True

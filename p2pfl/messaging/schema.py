@@ -41,9 +41,10 @@ class Body:
     content of the tensors is in the header, which has at most ``MAX_HEADER`` bytes.
     """
 
-    counts: ClassVar[Literal["newest", "arrived", "all"]] = "newest"
+    counts: ClassVar[Literal["newest", "arrived", "current", "all"]] = "newest"
     """Which bodies of a sender count where rounds do not wait for one another (messaging/newest.py): the newest one,
-    in each round; each one that arrives, once, while a new one replaces those still to be sent; or all, once."""
+    in each round; each one that arrives, once, while a new one replaces those still to be sent to the same receivers
+    (arrived) or to all (current); or all, once."""
 
     @classmethod
     def kind(cls) -> str:

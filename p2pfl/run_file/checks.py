@@ -132,7 +132,7 @@ def check_rules(
             "that uses them, e.g. mean"
         )
         yield OptionProblem(("aggregation",), text)
-    elif measured and (has_loss_of_its_own(method) or not method.homogeneous):
+    elif measured and (has_loss_of_its_own(method) or not method.homogeneous or method.sends_parts):
         text = (
             f"{measured[0]!r} measures the loss of received models on local samples, but {name} sends no whole "
             "models, or has a loss of its own; choose another rule, e.g. monna"

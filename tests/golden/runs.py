@@ -107,6 +107,20 @@ RUNS: dict[str, dict[str, Any]] = {
         "joins_at": {5: 2},
     },
     "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
+    # Degrees and weights differ; every second round averages.
+    "swift": {
+        "algorithm": {"name": "swift", "batch": 16, "average_every": 2, "lr": 0.05},
+        "graph": {"name": "erdos-renyi", "p": 0.6},
+        "models": "tiny-cnn",
+        "peers": 6,
+        "rounds": 4,
+    },
+    "divshare, one joins late": {
+        "algorithm": {"name": "divshare", "batch": 16, "fragment": 0.3, "receivers": 2, "share_statistics": True},
+        "models": "tiny-cnn",
+        "peers": 5,
+        "joins_at": {4: 1},
+    },
     "fedproto, some take part": {
         "algorithm": {"name": "fedproto", "participation": 0.5},
         "graph": {"name": "regular", "degree": 3},

@@ -49,7 +49,7 @@ def records(folder: Any, peer: int) -> list[dict[str, Any]]:
 SSL = ("fedstyle", "fedavg-ssl", "fedper-ssl", "fedrep-ssl", "fedprox-ssl", "apfl-ssl", "ditto-ssl")
 CONVERSATIONS: dict[str, tuple[str, ...]] = {
     "local": ("local",),  # nothing is sent
-    "dpsgd, steps": ("dpsgd", "dfedavgm"),  # one body to all neighbors, several times a round
+    "dpsgd, steps": ("dpsgd", "dfedavgm", "sgp", "swift"),  # one body to all neighbors, several times a round
     # One exchange a round, in which not everybody sends.
     "fedavg, some take part": (
         *("fedavg", "lg-fedavg", "fedsim", "pfedsim", "fedclassavg", "fedgen", "ditto", "fml"),
@@ -61,6 +61,7 @@ CONVERSATIONS: dict[str, tuple[str, ...]] = {
     "fedtgp": ("fedproto", "fedtgp", "feddistill"),  # bodies of the classes that a peer has
     "fedfomo": ("fedfomo",),  # questions, answers to some, and a late joiner
     "cga": ("cga",),  # answers in the round of the question
+    "divshare, one joins late": ("divshare",),  # several kinds, each to random neighbors
     "def-kt": ("def-kt",),  # pairs: each sends to one, or receives from one
     # To an aggregator and back; every receiver's body has another layout.
     "heterofl": ("dfml", "fedavg-dec", "fedprox-dec", "fml-dec", "heterofl", "fedrolex"),

@@ -200,6 +200,22 @@ def test_a_free_rider_repeats_what_it_sent_first_also_after_a_restart() -> None:
     assert w(sent(model(3), "free-rider", sends="average")) == [3]
 
 
+def test_earlier_values_of_parts_of_a_models_tensors() -> None:
+    """DivShare sends ranges of parameters."""
+    net = nn.Linear(3, 2)
+    tensors = {name: tensor.detach() for name, tensor in net.named_parameters()}
+    before = Before(lambda: tensors)
+    before.keep(0)
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+    flat = tensors["weight"].view(-1)
+    with torch.no_grad():
+        net.weight.add_(1.0)
+    before.outgoing(Model({"weight": flat[2:5], "bias": tensors["bias"], "other": flat[2:5] + 0.0}), [0], 0)
+    assert before.of_body.keys() == {("values", "weight"), ("values", "bias")}
+    assert before.of_body["values", "weight"].equal(kept["weight"].view(-1)[2:5])
+    assert before.of_body["values", "bias"].equal(kept["bias"])
+
+
 def test_updates_are_relative_to_the_beginning_of_the_last_training() -> None:
     net = nn.Linear(1, 1, bias=False)
     body = Model({"w": net.weight.detach(), "computed": torch.ones(1)})

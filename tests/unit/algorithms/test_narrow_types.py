@@ -14,6 +14,7 @@ from p2pfl.algorithms import (
     cga,
     dfedavgm,
     ditto,
+    divshare,
     dpsgd,
     fedavg,
     fedavg_dec,
@@ -24,6 +25,8 @@ from p2pfl.algorithms import (
     l2c,
     lg_fedavg,
     pfedsim,
+    sgp,
+    swift,
 )
 from p2pfl.algorithms.l2c import validation_gradient
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width
@@ -77,6 +80,9 @@ def make(method: Any, dtype: torch.dtype, **hyper: Any) -> list[Any]:
         (dpsgd.DPSGD, {}),
         (dpsgd.DPSGD, {"local_epochs": 1}),
         (dfedavgm.DFedAvgM, {}),
+        (sgp.SGP, {}),
+        (swift.Swift, {}),
+        (divshare.DivShare, {}),
         (cga.CGA, {}),
         (fedfomo.FedFomo, {}),
         (fedavg_dec.FedAvgDec, {"weight_decay": 0.0}),

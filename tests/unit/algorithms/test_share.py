@@ -33,7 +33,7 @@ PARTS = {
     "backbone": NAMES["backbone"],
     ("backbone.1.*", "*.bias"): {"backbone.1.weight", "backbone.1.bias", "backbone.3.bias", "head.bias"},
 }
-CHOOSING = ("fedavg", "dfedavgm", "dpsgd", "ditto")
+CHOOSING = ("fedavg", "dfedavgm", "dpsgd", "ditto", "divshare")
 
 
 def partly_frozen() -> Model:

@@ -29,7 +29,7 @@ INPUTS, CLASSES, PEERS = 4, 3, 4
 LINE = Topology.from_edges(PEERS, [(i, i + 1) for i in range(PEERS - 1)])
 SHARED = {"share_statistics": True, "momentum": 0.0, "lr": 0.05, "batch": 4}
 SHARING = (
-    *("fedavg", "dpsgd", "dfedavgm", "cga", "ditto", "pfedsim", "flt"),
+    *("fedavg", "dpsgd", "dfedavgm", "cga", "ditto", "pfedsim", "flt", "sgp", "swift", "divshare"),
     *("fedavg-dec", "fedprox-dec", "fml", "fml-dec", "fedkd"),
 )
 """Methods that average whole models."""
@@ -93,7 +93,9 @@ def test_a_round_of_fedavg_averages_them_by_samples(name: str, model: str) -> No
     [
         ("dpsgd", {"local_epochs": 1}, {"epochs": 1}),
         ("dfedavgm", {}, {"epochs": 1}),
+        ("sgp", {"local_epochs": 1}, {"epochs": 1}),
         ("dpsgd", {"local_steps": 2}, {"steps": 2}),
+        ("swift", {"local_steps": 2}, {"steps": 2}),
         ("cga", {}, {"steps": 1}),
     ],
 )
@@ -134,7 +136,7 @@ def test_pfedsim_averages_those_of_backbones_with_its_weights() -> None:
         assert_statistics(peer.model, mean({j: before[j] for j in peer.phi}, peer.phi))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "dpsgd", "dfedavgm"])
+@pytest.mark.parametrize("name", ["fedavg", "dpsgd", "dfedavgm", "swift"])
 def test_by_default_they_are_not_sent_and_stay_local(name: str) -> None:
     peers, local = (make(name, share_statistics=shared) for shared in (True, False))
     sent = [run_rounds(each, complete(PEERS), 1) for each in (peers, local)]

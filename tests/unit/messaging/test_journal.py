@@ -263,6 +263,32 @@ def test_bodies_of_superseded_entries_are_released() -> None:
     assert len(journal.store.restore(range(1000))) <= 2  # two bodies in a segment, and the current one
 
 
+def test_an_entry_may_replace_those_of_earlier_rounds_to_all_neighbors() -> None:
+    """Not those of the same round: a pipeline may send each neighbor another body."""
+    journal = Journal([1, 2, 3], supersedes=True, replaces=[Block.kind()])
+    for neighbor in (1, 2, 3):
+        journal.read_by(neighbor, Id(0, 0))
+    for t, receivers in enumerate([[(1,), (2,)], [(2,), (3,)]]):
+        journal.begin(t)
+        for to in receivers:
+            journal.append(block(t), to)
+            journal.append(wire.encode(Word(str(t))), to)
+    assert ids(journal, 1) == [(0, 1)]
+    assert ids(journal, 2) == [(1, 0), (1, 1)]
+    assert ids(journal, 3) == [(1, 2), (1, 3)]
+
+
+def test_an_entry_that_was_dropped_is_not_superseded() -> None:
+    """Not every kind is sent to a neighbor in each round, so its newest entry may be an old one."""
+    journal = Journal([1], supersedes=True)
+    journal.read_by(1, Id(0, 0))
+    for t, encoded in enumerate([wire.encode(Word("0")), block(1), wire.encode(Word("2"))]):
+        journal.drop(1, t - 1, declared_dead=True)
+        journal.begin(t)
+        journal.append(encoded, (1,))
+    assert ids(journal, 1) == [(1, 0), (2, 0)]
+
+
 def test_a_superseded_entry_is_not_sent_any_more() -> None:
     journal = superseding(Disk(), 1)
     found = journal.after(1, Id(0, 1))

@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from p2pfl.messaging import wire
+from p2pfl.messaging.control import Id
+from p2pfl.messaging.conversation import Conversation
 from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.journal import Journal, JournalEntry
+from p2pfl.messaging.link import Link
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.newest import NEXT, NewestMailbox, Take
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.messaging.wire import Message
+from tests.bodies import RUN_ID, star
 
 
 @dataclass(frozen=True)
@@ -297,3 +304,53 @@ def test_bodies_that_count_are_taken_again_as_recorded_after_a_restart_and_no_ot
     restored.load_state_dict(box.state_dict(3), lambda header: wire.check(header, SCHEMA), 3)
     restored.put(message(4))
     assert collected(restored, 3) == {}
+
+
+# ---- what is still to be sent
+
+
+class Silent(Link):
+    """Nobody reads it."""
+
+    def announce(self, entry: JournalEntry) -> None:
+        return
+
+    def nothing(self, to: int, t: int) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("how", "left"),
+    [
+        ("newest", {1: [0], 2: [1]}),
+        ("arrived", {1: [0], 2: [1]}),
+        ("current", {1: [], 2: [1]}),
+        ("all", {1: [0], 2: [0, 1]}),
+    ],
+)
+def test_what_a_new_body_replaces(how: Any, left: dict[int, list[int]]) -> None:
+    @dataclass(frozen=True)
+    class Counted(Word):
+        counts = how
+
+    body = Counted(torch.zeros(2))
+    conversation = Conversation([Layout.of(body)])
+    endpoint = Endpoint(Neighborhood(0, star(3)), RUN_ID, conversation, mailbox=NewestMailbox([1, 2], math.inf))
+    endpoint.link = Silent()
+    for neighbor in (1, 2):
+        endpoint.journal.read_by(neighbor, Id(0, 0))  # it has read nothing
+    for t, receivers in enumerate([[1, 2], [2]]):
+        endpoint.open(t)
+        asyncio.run(endpoint.send(receivers, body))
+    assert {neighbor: rounds_for(neighbor, endpoint.journal) for neighbor in (1, 2)} == left
+
+
+def rounds_for(neighbor: int, journal: Journal) -> list[int]:
+    """Return the rounds of the bodies that wait for a neighbor."""
+    rounds, position = [], Id(0, 0)
+    while following := journal.after(neighbor, position):
+        entry, _ = following
+        if not entry.optional:  # no Begin
+            rounds.append(entry.id.t)
+        position = entry.id.next
+    return rounds

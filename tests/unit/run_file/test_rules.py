@@ -120,7 +120,7 @@ def test_a_rule_without_effect_is_refused(loaded: Any, name: str) -> None:
     loaded(f"algorithm.name={name}", "aggregation=mean")
 
 
-@pytest.mark.parametrize("name", LEARN_WEIGHTS)
+@pytest.mark.parametrize("name", [*LEARN_WEIGHTS, "sgp"])
 def test_methods_that_compute_weights_refuse_rules_that_ignore_them(loaded: Any, name: str) -> None:
     ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=[all, first]")
     assert key == "aggregation"
@@ -213,6 +213,7 @@ def test_auto_is_resolved_to_the_rule_recommended_for_the_method(loaded: Any, na
         ("local", "'auto' has no effect: local does not average what peers send"),
         ("dfml", "'auto' has no effect: dfml does not average what peers send"),
         ("gossip", "'auto' stands for no rule with gossip, whose rounds combine what a few neighbors have sent"),
+        ("sgp", "'auto' stands for no rule with sgp, whose rounds combine what a few neighbors have sent"),
     ],
 )
 def test_auto_is_refused_where_no_rule_is_recommended(loaded: Any, name: str, text: str) -> None:

@@ -224,7 +224,7 @@ def test_methods_refuse_graphs_that_do_not_suit_them(
 
 
 def test_other_methods_accept_them() -> None:
-    averaging = ("dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "fedsim", "fedclassavg", "pfedsim", "ditto")
+    averaging = ("dpsgd", "sgp", "dfedavgm", "fedavg", "lg-fedavg", "fedsim", "fedclassavg", "pfedsim", "ditto")
     for algorithm in (
         *averaging,
         "local",
