@@ -46,7 +46,7 @@ class Connection:
         """When ``connect`` was called."""
         self.lost_at: float | None = None
         """When the last TCP connection was lost, perhaps to a proxy; None while connected, and before the first."""
-        self.disconnected = False
+        self.disconnected = context.endpoint.mailbox.is_disconnected(peer)
         """The neighbor was declared dead, has finished, or has refused this peer; the endpoint was notified."""
         self.wrong_peer_answered = False
         """Another process has answered at the neighbor's last address."""

@@ -96,7 +96,7 @@ class Inbox:
         return taken
 
     async def collect(
-        self, kind: str, senders: Collection[PeerId], t: int, awaited: Collection[PeerId]
+        self, kind: str, senders: Collection[PeerId], t: int, awaited: Collection[PeerId], *, replies: bool = False
     ) -> dict[PeerId, list[Message]]:
         """Return the messages of ``kind``, which count once, that have arrived from each sender since the last call.
 
@@ -105,18 +105,22 @@ class Inbox:
         Args:
             t: the round of the messages to wait for, or ``NEXT``.
             awaited: their senders.
+            replies: the messages answer this peer's. Their senders may compute any round by now, and may have to wait
+                before they answer.
         """
-        awaited = sorted(awaited)
-        await self.waits.wait(kind, sorted({*awaited, *self.mailbox.repeats(kind)}), t)
-        if absent := [sender for sender in awaited if (t, kind, sender) not in self.mailbox]:
+        awaited, deadlines = sorted(awaited), 2.0 if replies else 1.0
+        await self.waits.wait(kind, sorted({*awaited, *self.mailbox.repeats(kind)}), t, deadlines)
+        taken = self._taken(kind, sorted(senders), self.t, any_round=replies)
+        if absent := [each for each in awaited if each not in taken and (t, kind, each) not in self.mailbox]:
             self.count_as_missing(kind, absent)
-        taken = self._taken(kind, sorted(senders), self.t)
         return {sender: messages for sender, messages in taken.items() if messages}
 
-    def _taken(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
+    def _taken(
+        self, kind: str, senders: Sequence[PeerId], t: int, *, any_round: bool = False
+    ) -> dict[PeerId, list[Message]]:
         """Take what round ``t`` takes. Of senders that have sent something useless only, the list is empty."""
         taken: dict[PeerId, list[Message]] = {}
-        for sender, messages in self.mailbox.take_all(kind, senders, t).items():
+        for sender, messages in self.mailbox.take_all(kind, senders, t, any_round=any_round).items():
             self.taken_ages.setdefault(kind, {})[sender] = t - messages[-1].t
             taken[sender] = []
             for message in messages:

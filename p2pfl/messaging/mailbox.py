@@ -120,8 +120,14 @@ class Mailbox:
             del self._queues[key]
         return message
 
-    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
-        """Take what round ``t`` takes of each sender from which something has arrived: here, one message."""
+    def take_all(
+        self, kind: str, senders: Sequence[PeerId], t: int, *, any_round: bool = False
+    ) -> dict[PeerId, list[Message]]:
+        """Take what round ``t`` takes of each sender from which something has arrived: here, one message.
+
+        Args:
+            any_round: where rounds do not wait for one another, take messages of whatever later round, too.
+        """
         taken = {sender: self.take((t, kind, sender)) for sender in senders}
         return {sender: [message] for sender, message in taken.items() if message is not None}
 

@@ -84,7 +84,7 @@ class Messenger(Protocol):
     ) -> dict[PeerId, Message]: ...
 
     async def collect(
-        self, kind: str, senders: Collection[PeerId], t: int, awaited: Collection[PeerId]
+        self, kind: str, senders: Collection[PeerId], t: int, awaited: Collection[PeerId], *, replies: bool = False
     ) -> dict[PeerId, list[Message]]: ...
 
     def count_as_missing(self, kind: str, senders: Iterable[PeerId]) -> None: ...
@@ -140,6 +140,11 @@ class Net:
     def receivers(self) -> tuple[PeerId, ...]:
         """Neighbors that receive from this peer in this round, ascending; certain once something was sent in it."""
         return tuple(sorted(self._endpoint.expected_receivers))
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The side of each peer in the graph, which must be bipartite over all rounds: see ``Topology.sides``."""
+        return self._place.topology.sides
 
     @property
     def degrees(self) -> dict[PeerId, int]:
@@ -220,6 +225,16 @@ class Net:
     async def send(self, to: PeerId, body: Body) -> None:
         """Send ``body`` to one receiver. Raises NotANeighbor if ``to`` is not a receiver."""
         await self.scatter({to: body})
+
+    async def reply(self, to: PeerId, body: Body) -> None:
+        """Send ``body`` to a peer whose message this round has collected.
+
+        Where rounds do not wait for one another, the message may be of another round, in whose graph the two are
+        neighbors: not necessarily in this one's.
+        """
+        if to not in self._place.neighbors:
+            raise NotANeighbor(f"peer {self.me} cannot reply to peer {to}: not a neighbor in any round")
+        await self._endpoint.send([to], body)
 
     async def broadcast(self, body: Body, to: Iterable[PeerId] | None = None) -> None:
         """Send ``body`` to every receiver, or to some of them.
@@ -321,7 +336,8 @@ class Net:
 
         Args:
             senders: returns who sends this peer one in a given round; default: the sources in that round's graph.
-            replies: wait, whatever the ``synchrony``, until each of this round's ``senders`` has sent another one.
+            replies: wait, whatever the ``synchrony``, until each of this round's ``senders`` has sent another one, in
+                whatever round it was, or can send none any more: it has finished.
 
         Returns:
             {source: bodies}, both ascending. Bodies that hold NaN, infinity or diverged values are omitted.
@@ -334,7 +350,7 @@ class Net:
             t, awaited = (NEXT, set()) if first < 0 else (int(first), set(senders(int(first))))
         awaited &= endpoint.all_sources
         of = awaited if endpoint.waits_for_rounds else endpoint.all_sources
-        found = await endpoint.collect(kind.kind(), of, t, awaited)
+        found = await endpoint.collect(kind.kind(), of, t, awaited, replies=replies)
         return {sender: [cast(B, message.body) for message in messages] for sender, messages in found.items()}
 
     def _sources_at(self, t: int) -> Iterable[PeerId]:

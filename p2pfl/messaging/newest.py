@@ -164,11 +164,11 @@ class NewestMailbox(Mailbox):
         take = self._repeated.get((self._round, kind))
         return None if take is None else take.rounds.get(sender, ())
 
-    def _choice(self, kind: str, sender: PeerId) -> Sequence[int]:
+    def _choice(self, kind: str, sender: PeerId, *, any_round: bool = False) -> Sequence[int]:
         """Return the rounds of the bodies that a new take chooses."""
         s, t, held = self.staleness, self._round, self._held.get((kind, sender), {})
         if not self.retakes(kind):
-            return sorted(r for r in held if r <= t + s)
+            return sorted(r for r in held if any_round or r <= t + s)
         return sorted(r for r in held if t - s <= r <= t + s)[-1:]
 
     def _impossible(self, key: Key, addressed: bool) -> bool:
@@ -179,13 +179,15 @@ class NewestMailbox(Mailbox):
             return max(wanted, default=t) < self.sender_round(sender)
         return t != NEXT and t + (self.staleness if self.retakes(kind) else 0) < self.sender_round(sender)
 
-    def take_all(self, kind: str, senders: Sequence[PeerId], t: int) -> dict[PeerId, list[Message]]:
+    def take_all(
+        self, kind: str, senders: Sequence[PeerId], t: int, *, any_round: bool = False
+    ) -> dict[PeerId, list[Message]]:
         """Return what round ``t`` takes of each sender: copies, if later rounds may take the same."""
         repeated = self._repeated.pop((t, kind), None)
         rounds = {} if repeated is None else {sender: repeated.rounds.get(sender, ()) for sender in senders}
         lost = [s for s, each in rounds.items() if not self._held.get((kind, s), {}).keys() >= set(each)]
         for sender in senders if repeated is None else lost:
-            rounds[sender] = self._choice(kind, sender)
+            rounds[sender] = self._choice(kind, sender, any_round=any_round)
         take = Take(t, kind, rounds)
         if repeated is None or lost:
             self._note_used(take)
@@ -246,6 +248,7 @@ class NewestMailbox(Mailbox):
         self._arrived.update({(kind, sender): t for kind, sender, t in state["arrived"]})
         self._sender_round.update(state["rounds"])
         self._finished.update(state["finished"])
+        self._disconnected.update(state["finished"])  # by now it may have left for good
         self._note_needed(done)
 
 

@@ -123,6 +123,24 @@ class Topology:
         return tuple(map(tuple, components.values()))
 
     @cached_property
+    def sides(self) -> tuple[int, ...]:
+        """The side of each peer, 0 or 1, such that neighbors are on different sides if the graph is bipartite.
+
+        In each connected component, side 0 is the larger one; of equal ones, that of the lowest id.
+        """
+        tree, sides = self.spanning_tree, [0] * self.peers
+        for component in self.components:
+            reached = [component[0]]
+            for peer in reached:
+                for child in tree.children[peer]:
+                    sides[child] = 1 - sides[peer]
+                    reached.append(child)
+            if 2 * sum(sides[peer] for peer in component) > len(component):
+                for peer in component:
+                    sides[peer] = 1 - sides[peer]
+        return tuple(sides)
+
+    @cached_property
     def diameter(self) -> int | None:
         """Hops between the two peers farthest apart; None if the graph is disconnected."""
         if not self.connected:

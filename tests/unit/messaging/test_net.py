@@ -181,6 +181,10 @@ async def test_neighbors_of_other_rounds_are_rejected(local: Any) -> None:
         await net.send(0, Word(""))
     with pytest.raises(NotANeighbor, match="peer 1 does not receive from peer 2 in round 0"):
         await net.gather(Word, of=[2])
+    with pytest.raises(NotANeighbor, match="peer 0 cannot reply to peer 2: not a neighbor in any round"):
+        await round_of(endpoints[0], 0).reply(2, Word(""))
+    await net.reply(0, Word("of another round"))
+    assert endpoints[1].sent.keys() == {0}
     with pytest.raises(NetError, match="allreduce: edges of this round's graph have one direction only"):
         await net.allreduce(vector(1.0, 2.0, 3.0))
 

@@ -64,7 +64,7 @@ class ScriptedEndpoint:
         return {sender: self.received[sender] for sender in sorted(senders) if sender in self.received}
 
     async def collect(
-        self, kind: str, senders: Collection[int], t: int, awaited: Collection[int]
+        self, kind: str, senders: Collection[int], t: int, awaited: Collection[int], *, replies: bool = False
     ) -> dict[int, list[Message]]:
         return {sender: [message] for sender, message in (await self.take(kind, sorted(senders), t)).items()}
 

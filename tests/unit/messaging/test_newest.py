@@ -191,6 +191,10 @@ def test_a_restarted_peer_has_what_it_could_take_and_asks_for_the_rest() -> None
     restarted.begin(2)
     assert (restarted.first_read(1, 2), restarted.first_read(2, 2)) == (3, 0)
     assert restarted.needed_after(2) == {1: 3, 2: 0}
+    assert [restarted.is_disconnected(sender) for sender in (1, 2)] == [
+        False,
+        True,
+    ]  # nobody waits for the second one
     assert taken(restarted, 2) == {1: 3}
     assert taken(restarted, 2 + 1) == {1: 3}
 
@@ -246,6 +250,15 @@ def test_a_bounded_round_leaves_bodies_that_are_too_new_for_it_and_takes_all_old
     for t in range(5):
         box.put(message(t))
     assert [collected(box, t, [1]) for t in (1, 2, 4)] == [{1: [0, 1, 2]}, {1: [3]}, {1: [4]}]
+
+
+def test_answers_count_however_far_ahead_their_sender_is() -> None:
+    box = counting(1)
+    box.put(message(9))
+    box.begin(2)
+    assert box.take_all(KIND, [1], 2) == {}
+    ((found,),) = box.take_all(KIND, [1], 2, any_round=True).values()
+    assert found.t == 9
 
 
 @pytest.mark.parametrize(
