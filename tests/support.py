@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.inbox import MessageCounts
 from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
+from p2pfl.messaging.newest import NewestMailbox, Take
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.rng import Streams
@@ -174,14 +176,16 @@ def run_rounds(
     *,
     silent: Iterable[int] = (),
     after: Callable[[Algorithm[Any], int], None] = lambda algorithm, t: None,
+    orders: Mapping[int, Sequence[Take]] | None = None,
 ) -> list[list[Traffic]]:
     """Run ``rounds`` rounds of the peers' algorithms in this process; return their traffic by peer and round.
 
     Args:
         silent: peers that are disconnected from the start, as the others know.
         after: called after each round of each peer.
+        orders: what the rounds of each peer take, where they do not wait for one another.
     """
-    return asyncio.run(_run_rounds(algorithms, topology, rounds, set(silent), after))
+    return asyncio.run(_run_rounds(algorithms, topology, rounds, set(silent), after, orders))
 
 
 async def _run_rounds(
@@ -190,16 +194,17 @@ async def _run_rounds(
     rounds: int,
     silent: set[int],
     after: Callable[[Algorithm[Any], int], None],
+    orders: Mapping[int, Sequence[Take]] | None,
 ) -> list[list[Traffic]]:
-    hub = LocalHub()
-    endpoints = [
-        Endpoint(
-            Neighborhood(algorithm.me, topology),
-            RUN_ID,
-            Conversation(algorithm.layouts(), algorithm.prunes, algorithm.on_receive),
-        )
-        for algorithm in algorithms
-    ]
+    hub, endpoints = LocalHub(), []
+    for algorithm in algorithms:
+        place = Neighborhood(algorithm.me, topology)
+        conversation = Conversation(algorithm.layouts(), algorithm.prunes, algorithm.on_receive)
+        mailbox = None
+        if orders is not None:
+            mailbox = NewestMailbox(place.neighbors, math.inf, conversation.once)
+            mailbox.repeat(orders[algorithm.me])
+        endpoints.append(Endpoint(place, RUN_ID, conversation, mailbox=mailbox))
     for endpoint in endpoints:
         hub.join(endpoint)
         for peer in silent:

@@ -24,7 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from p2pfl import PeerId, rng
@@ -56,12 +59,13 @@ def merge_weights(ages: Mapping[PeerId, int], me: PeerId) -> tuple[dict[PeerId, 
     Models of age 0 have not learned anything: two of them are averaged.
 
     Args:
-        ages: of the models to merge, ``me``'s among them.
+        ages: of the models to merge into that of ``me``; if ``me`` is not among them, into the first one.
     """
-    weights, age = {me: 1.0}, ages[me]
-    for j in sorted(ages.keys() - {me}):
-        share = ages[j] / (age + ages[j]) if age + ages[j] else 0.5
-        weights = {k: weight * (1.0 - share) for k, weight in weights.items()} | {j: share}
+    first, *others = sorted(ages, key=lambda j: (j != me, j))
+    weights, age = {first: 1.0}, ages[first]
+    for j in others:
+        fraction = ages[j] / (age + ages[j]) if age + ages[j] else 0.5
+        weights = {k: weight * (1.0 - fraction) for k, weight in weights.items()} | {j: fraction}
         age = max(age, ages[j])
     return dict(sorted(weights.items())), age
 
@@ -88,16 +92,21 @@ class Gossip(Algorithm[Hyper]):
     async def round(self, t: int, net: Net) -> None:
         w = shared_tensors(self.model, self.hyper)
         await net.broadcast(Aged(w, self.age), to=drawn(net, t, self.me))  # line 1
-        arrived = await net.collect(
-            Aged, lambda t: [j for j in net.neighbors_of(self.me, t) if self.me in drawn(net, t, j)]
-        )
+        arrived = await net.collect(Aged, partial(senders_of, net, self.me))
         models = self.including_local({j: bodies[-1] for j, bodies in arrived.items()}, Aged(w, self.age))
-        if self.me in models:
-            ages = {j: models[j].age for j in sorted(models)}
-            self.merged, self.age = merge_weights(ages, self.me)
-            self.aggregation.combine(models, self.merged, w)  # line 2
+        self.merge(models, w)
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)  # line 3
         self.age += self.steps
+
+    def merge(self, models: Mapping[PeerId, Aged], w: dict[str, Tensor]) -> None:
+        """Line 2, in place. The local model is among them unless it has diverged: then the others replace it."""
+        if not models:
+            self.merged = {}
+            return
+        if self.me not in models:
+            self.reset_after_divergence()
+        self.merged, self.age = merge_weights({j: body.age for j, body in models.items()}, self.me)
+        self.aggregation.combine(models, self.merged, w)
 
     @property
     def steps(self) -> int:
@@ -105,8 +114,9 @@ class Gossip(Algorithm[Hyper]):
         return self.hyper.local_epochs * self.data.batch_count(self.hyper.batch, drop_last=self.drop_last)
 
     def layouts(self) -> Sequence[Layout]:
-        steps = self.hyper.local_epochs * self.rounds * self.sample_counts.stop
-        return [Layout.of(Aged(shared_tensors(self.model, self.hyper), 0), ranges={"age": range(1 + steps)})]
+        # Where rounds do not wait, a model may pass through all rounds of one peer after those of another.
+        oldest = self.peers * self.rounds * self.hyper.local_epochs * self.sample_counts.stop
+        return [Layout.of(Aged(shared_tensors(self.model, self.hyper), 0), ranges={"age": range(1 + oldest)})]
 
     def weights(self) -> Mapping[PeerId, float]:
         return self.merged
@@ -115,5 +125,15 @@ class Gossip(Algorithm[Hyper]):
 def drawn(net: Net, t: int, sender: PeerId) -> Sequence[PeerId]:
     """Return to whom a peer sends in round ``t``: to one random receiver, which everybody draws, if it has any."""
     receivers = net.receivers_of(sender, t)
-    chosen = int(rng.shared(net.seed, "gossip.receivers", t).random(net.peers)[sender] * len(receivers))
+    chosen = int(_draws(net.seed, t, net.peers)[sender] * len(receivers))
     return receivers[chosen : chosen + 1]
+
+
+def senders_of(net: Net, receiver: PeerId, t: int) -> Sequence[PeerId]:
+    """Return the peers that send to ``receiver`` in round ``t``, ascending."""
+    return [j for j in net.neighbors_of(receiver, t) if receiver in drawn(net, t, j)]
+
+
+@lru_cache(maxsize=64)  # simulated peers ask for the same ones
+def _draws(seed: int, t: int, peers: int) -> NDArray[np.float64]:
+    return rng.shared(seed, "gossip.receivers", t).random(peers)
