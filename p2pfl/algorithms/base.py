@@ -68,8 +68,10 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """It drops sources (``net.receive_only_from``), and each Begin states the rest: the graph must stay the same."""
     replies: ClassVar[bool] = False
     """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
+    bipartite: ClassVar[bool] = False
+    """Neighbors have different roles, by the sides of the graph: it must be bipartite over all rounds."""
     asynchronous: ClassVar[bool] = False
-    """A round takes one body of each kind, of any round: the run file may choose a ``synchrony``."""
+    """It can do with bodies of other rounds than its own: the run file may choose a ``synchrony``."""
     own_gradients: ClassVar[bool] = False
     """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
     sends_training: ClassVar[bool] = False

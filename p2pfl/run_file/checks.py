@@ -302,6 +302,18 @@ def check_graph(
         yield OptionProblem(("graph",), text)
 
 
+def check_sides(file: RunFile, method: type[Algorithm[Any]], topology: Topology) -> Iterator[OptionProblem]:
+    """The graph must be bipartite over all rounds if the method asks for it."""
+    if method.bipartite and (within := [(i, j) for i, j in topology.edges if topology.sides[i] == topology.sides[j]]):
+        i, j = within[0]
+        text = (
+            f"{file.algorithm.name} needs two sides with all edges between them, but the edges of "
+            f"{file.graph.name!r}, over all rounds, form a cycle of odd length through peers {i} and {j}; choose a "
+            "bipartite graph, such as a ring or torus of even lengths, a line, or a star"
+        )
+        yield OptionProblem(("graph",), text)
+
+
 def check_degrees(
     file: RunFile, rule: Rule, topology: Topology, schedule: Schedule | None, *, recommended: bool
 ) -> Iterator[OptionProblem]:

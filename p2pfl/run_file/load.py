@@ -35,6 +35,7 @@ from p2pfl.run_file.checks import (
     check_graph,
     check_loss,
     check_rules,
+    check_sides,
     check_synchrony,
     cross_checks,
     gathers,
@@ -182,6 +183,8 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         except P2pflError as error:
             edges = type(graph).edges_at if isinstance(graph, TimeVaryingGraph) else type(graph).edges_of
             problems.append(OptionProblem(("graph",), blaming(edges, error)))
+    if method is not None and topology is not None:
+        problems.extend(check_sides(file, method, topology))
     if rule is not None and topology is not None:
         problems.extend(check_degrees(file, rule, topology, schedule, recommended=recommended))
     if problems:

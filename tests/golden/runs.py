@@ -217,6 +217,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "rounds": 5,
     },
+    # Five of the seven peers are active.
+    "ad-psgd": {
+        "algorithm": {"name": "ad-psgd", "batch": 16, "momentum": 0.9, "lr": 0.05, "local_steps": 2},
+        "graph": {"name": "edges", "edges": [[0, 1], [2, 1], [3, 1], [4, 1], [4, 5], [6, 5], [0, 5]]},
+        "peers": 7,
+        "rounds": 4,
+    },
     "cga": {
         "algorithm": {"name": "cga", "batch": 16, "momentum": 0.9, "lr": 0.05},
         "graph": {"name": "regular", "degree": 3},

@@ -61,6 +61,8 @@ CONVERSATIONS: dict[str, tuple[str, ...]] = {
     "fedtgp": ("fedproto", "fedtgp", "feddistill"),  # bodies of the classes that a peer has
     "fedfomo": ("fedfomo",),  # questions, answers to some, and a late joiner
     "cga": ("cga",),  # answers in the round of the question
+    "gossip": ("gossip",),  # one body to a random neighbor
+    "ad-psgd": ("ad-psgd",),  # pairs that ask and answer
     "divshare, one joins late": ("divshare",),  # several kinds, each to random neighbors
     "def-kt": ("def-kt",),  # pairs: each sends to one, or receives from one
     # To an aggregator and back; every receiver's body has another layout.

@@ -17,6 +17,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {"algorithm": {"name": "dpsgd", "order": "atc"}},
     "mapl": {"algorithm": {"name": "mapl", "warmup": 2}},
     "fedproto": {"algorithm": "fedproto"},
+    "gossip": {"algorithm": "gossip"},
+    "ad-psgd": {"algorithm": "ad-psgd", "graph": "ring"},
     "sgp": {"algorithm": "sgp", "graph": "one-peer-exponential"},
     "swift": {"algorithm": {"name": "swift", "average_every": 2}},
     "divshare": {"algorithm": {"name": "divshare", "receivers": 2}},
