@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
@@ -54,6 +55,22 @@ class Some(Said):
     pass
 
 
+class Gossip(Said):
+    counts = "arrived"
+
+
+class Every(Said):
+    counts = "all"
+
+
+class Question(Said):
+    counts = "arrived"
+
+
+class Answer(Said):
+    counts = "arrived"
+
+
 @dataclass(frozen=True)
 class Sum(Body):
     x: Tensor
@@ -71,6 +88,9 @@ class Host(Protocol):
 
     def on_received(self, net: Net, part: int, sources: Sequence[PeerId], bodies: Mapping[PeerId, Body]) -> None:
         """The algorithm waited for messages from ``sources`` and received ``bodies``."""
+
+    def on_collected(self, net: Net, part: int, bodies: Mapping[PeerId, Sequence[Said]]) -> None:
+        """The algorithm has collected ``bodies``, which count once."""
 
 
 class DigestAlgorithm(Algorithm[Options]):
@@ -103,6 +123,14 @@ class DigestAlgorithm(Algorithm[Options]):
                 await self._reply(net, part)
             elif operation == "some":
                 await self._exchange(net, part, Some, net.participants(0.5))
+            elif operation == "gossip":
+                await self._send(net, part, Gossip, chosen(net, t, self.me))
+                await self._collect(net, part, Gossip, partial(choosers, net))
+            elif operation == "every":
+                await self._send(net, part, Every, net.receivers)
+                await self._collect(net, part, Every)
+            elif operation == "ask":
+                await self._ask(net, part)
             elif operation == "again" and not self.host.schedule.waits_forever:
                 # Two messages of one kind in a round are distinguishable only if none is ever missing.
                 await self._exchange(net, part, Again, None)
@@ -134,6 +162,38 @@ class DigestAlgorithm(Algorithm[Options]):
         await net.scatter(bodies)
         self._update(net, part, net.sources, await net.gather(Reply))
 
+    async def _ask(self, net: Net, part: int) -> None:
+        """Peers of one side ask, the others answer: nobody waits in a circle."""
+        if net.sides[self.me] == 0:
+            await self._send(net, part, Question, chosen(net, net.t, self.me, across=True))
+            await self._collect(net, part, Answer, partial(chosen, net, sender=self.me, across=True), replies=True)
+        else:
+            self.host.on_send(net, part, 1.0, [])
+            for asking in await self._collect(net, part, Question, partial(choosers, net, across=True)):
+                body = Answer(self.me, asking, net.t, part, self.digest)
+                self.host.on_send(net, part, 1.0, [body])
+                await net.reply(asking, body)
+
+    async def _send(self, net: Net, part: int, kind: type[Said], to: Sequence[PeerId]) -> None:
+        body = kind(self.me, -1, net.t, part, self.digest)
+        self.host.on_send(net, part, 2.0, [body])
+        await net.broadcast(body, to)
+
+    async def _collect(
+        self,
+        net: Net,
+        part: int,
+        kind: type[Said],
+        senders: Callable[[int], Sequence[PeerId]] | None = None,
+        *,
+        replies: bool = False,
+    ) -> list[PeerId]:
+        """Collect bodies, and return their senders."""
+        bodies = await net.collect(kind, senders, replies=replies)
+        self.host.on_collected(net, part, bodies)
+        self.digest = _sha(f"{self.digest} {net.t} {part} {collected(bodies)}")
+        return list(bodies)
+
     async def _sum(self, net: Net, part: int) -> None:
         tree = net._place.topology_at(net.t).spanning_tree  # its height bounds the wait
         self.host.on_send(net, part, tree.height[self.me] + tree.height[tree.root[self.me]] + 1.0, [])
@@ -151,9 +211,31 @@ class DigestAlgorithm(Algorithm[Options]):
     def layouts(self) -> Sequence[Layout]:
         example = (0, 0, 0, 0, "")
         return [
-            *(Layout.of(kind(*example)) for kind in (Said, Again, Reply, Some)),
+            *(Layout.of(kind(*example)) for kind in (Said, Again, Reply, Some, Gossip, Every, Question, Answer)),
             Layout.of(Sum(torch.zeros(2, dtype=torch.float64))),
         ]
+
+
+def chosen(net: Net, t: int, sender: PeerId, across: bool = False) -> list[PeerId]:
+    """Return the one random receiver of a peer in a round, if there is any, also where the graph is not bipartite.
+
+    Args:
+        across: only among those on the other side, and only if the sender is on side 0.
+    """
+    sides = net.sides
+    to = [j for j in net.receivers_of(sender, t) if not across or sides[sender] < sides[j]]
+    return to and [Random(f"{net.seed} {t} {sender}").choice(to)]
+
+
+def choosers(net: Net, t: int, across: bool = False) -> list[PeerId]:
+    """Return the peers that send to this one in a round."""
+    return [j for j in net.neighbors_of(net.me, t) if net.me in chosen(net, t, j, across)]
+
+
+def collected(bodies: Mapping[PeerId, Sequence[Said]]) -> str:
+    """Return the contents of messages that count once, as ``summary`` does."""
+    found = (f"{sender}: {' '.join(f'{each.t} {each.digest[:8]}' for each in bodies[sender])}" for sender in bodies)
+    return ", ".join(found)
 
 
 def summary(bodies: Mapping[PeerId, Body]) -> str:

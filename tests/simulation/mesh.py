@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from p2pfl import PeerId
+from p2pfl.errors import P2pflError
 from p2pfl.messaging.newest import Take
 from p2pfl.run_folder.files import read_lines
 from p2pfl.session import checkpoint
@@ -88,9 +89,11 @@ class Mesh:
             self.loop.close()
         if self._ended:
             if self.schedule.synchrony.bound is not None and self.schedule.waits_forever:
-                self.oracle.expected = reference_results(
-                    self.schedule, [self._order(me) for me in range(self.run.peers)]
-                )
+                orders = [self._order(me) for me in range(self.run.peers)]
+                try:
+                    self.oracle.expected = reference_results(self.schedule, orders)
+                except P2pflError as error:
+                    self.violation(f"the replay fails: {error}")
             self.oracle.check_results()
 
     def _order(self, me: PeerId) -> list[Take]:

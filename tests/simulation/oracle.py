@@ -15,7 +15,7 @@ from p2pfl.run_folder.folder import PeerFolder, Result
 from p2pfl.session import metrics
 from peers.connection import CLOSE_TIMEOUT
 from peers.io_loop import STALE
-from tests.simulation.algorithm import Said, summary
+from tests.simulation.algorithm import Every, Said, collected, summary
 from tests.simulation.disk import SimulatedPath
 from tests.simulation.process import SimulatedProcess
 from tests.simulation.reference import Expected
@@ -67,6 +67,8 @@ class Oracle:
         self._receivers: dict[tuple[PeerId, int, int], tuple[PeerId, ...]] = {}
         """To whom a peer last sent in a round and part."""
         self._waits: dict[SimulatedProcess, _Wait] = {}
+        self._collected: defaultdict[tuple[PeerId, PeerId, str], dict[int, int]] = defaultdict(dict)
+        """By receiver, sender and kind: in which round a body was collected, by the round in which it was sent."""
         self._misjudged: defaultdict[tuple[SimulatedProcess, PeerId, str], set[int]] = defaultdict(set)
 
     # -- while it runs
@@ -105,10 +107,7 @@ class Oracle:
         mesh, t = self.mesh, net.t
         mesh.trace(f"{process}: round {t}, part {part}: received {summary(bodies)}")
         self._check_bodies(process, t, part, bodies)
-        wait = self._waits[process]
-        lasted = mesh.now - wait.began
-        if lasted > wait.limit + mesh.stalled + 1.0:
-            mesh.violation(f"{process} waited {lasted:.1f} s in round {t}; the limit is {wait.limit:.1f} s")
+        wait, lasted = self._checked_wait(process, t)
         missing = sorted(set(sources) - bodies.keys())
         if self.bound is not None:
             if missing and self.bound < math.inf and self.schedule.waits_forever:
@@ -120,6 +119,29 @@ class Oracle:
             same_process = j in wait.connected and wait.connected[j] is mesh.processes[j]
             if same_process and process.connected_to(j) and not separated:
                 self._check_missing(process, j, t, part, lasted)
+
+    def on_collected(
+        self, process: SimulatedProcess, net: Net, part: int, bodies: Mapping[PeerId, Sequence[Said]]
+    ) -> None:
+        mesh, t = self.mesh, net.t
+        mesh.trace(f"{process}: round {t}, part {part}: collected {collected(bodies)}")
+        self._checked_wait(process, t)
+        for sender, each in bodies.items():
+            for body in each:
+                if (body.sender, body.to, body.t, body.part, body.digest) not in self._sent:
+                    mesh.violation(f"{process} collected {body} of peer {sender}, which was never sent")
+                key = process.peer, sender, body.kind()
+                before = self._collected[key].setdefault(body.t, t)
+                if before != t and self.schedule.waits_forever:
+                    mesh.violation(f"{process} collected {body} in round {before}, and again in round {t}")
+
+    def _checked_wait(self, process: SimulatedProcess, t: int) -> tuple[_Wait, float]:
+        """Return the wait of a process that has ended, and how long it took."""
+        wait = self._waits[process]
+        lasted = self.mesh.now - wait.began
+        if lasted > wait.limit + self.mesh.stalled + 1.0:
+            self.mesh.violation(f"{process} waited {lasted:.1f} s in round {t}; the limit is {wait.limit:.1f} s")
+        return wait, lasted
 
     def _check_bodies(self, process: SimulatedProcess, t: int, part: int, bodies: Mapping[PeerId, Body]) -> None:
         mesh = self.mesh
@@ -178,6 +200,8 @@ class Oracle:
         return rounds + 2 * transport.deadline + CLOSE_TIMEOUT + STALE + self.mesh.stalled
 
     def check_results(self) -> None:
+        if self.schedule.waits_forever and self.schedule.rounds_graphs is None:
+            self._check_every()
         for me in range(self.mesh.run.peers):
             if me not in self.mesh.results:  # never restarted, or failed, which is a violation already
                 continue
@@ -190,6 +214,17 @@ class Oracle:
                 self._compare(me, result, self.expected.results[me], rounds)
             if rounds != sorted(set(rounds)):
                 self.mesh.violation(f"peer {me} has records of rounds {rounds}")
+
+    def _check_every(self) -> None:
+        """Where all bodies of a kind count, none was left out."""
+        joins = self.schedule.joins_at
+        for (receiver, sender, kind), rounds in self._collected.items():
+            if kind == Every.kind():
+                first = max(joins.get(receiver, 0), joins.get(sender, 0))
+                if left_out := sorted(set(range(first, max(rounds))) - rounds.keys()):
+                    self.mesh.violation(
+                        f"peer {receiver} did not collect what peer {sender} sent in rounds {left_out}"
+                    )
 
     def _compare(self, me: PeerId, result: Result, expected: Result, rounds: Sequence[int]) -> None:
         for name in ("digest", "sent", "received", "missing", "skipped_rounds"):

@@ -163,11 +163,11 @@ def _send_the_last_body_again(read: Method) -> Method:
 def _record_later(take_all: Method) -> Method:
     """Record a take when the next one is made."""
 
-    def planted(self: NewestMailbox, *request: Any) -> Any:
+    def planted(self: NewestMailbox, *request: Any, **options: Any) -> Any:
         record, late = self._record, getattr(self, "late", lambda: None)
         self._record = lambda take: setattr(self, "late", lambda: record(take))
         try:
-            taken = take_all(self, *request)
+            taken = take_all(self, *request, **options)
         finally:
             self._record = record
         late()
@@ -195,6 +195,19 @@ def _supersede_what_was_sent(supersede: Method) -> Method:
 def _forget_order(repeat: Method) -> Method:
     """Repeat the order of an earlier process only up to its last take but one."""
     return lambda self, takes: repeat(self, list(takes)[:-1])
+
+
+def _forget_what_has_arrived(load: Method) -> Method:
+    return lambda self, state, *others: load(self, {**state, "arrived": []}, *others)
+
+
+def _keep_no_kind(append: Method) -> Method:
+    def planted(self: Journal, *entry: Any, **options: Any) -> JournalEntry:
+        self._keeps = ()
+        appended: JournalEntry = append(self, *entry, **options)
+        return appended
+
+    return planted
 
 
 PLANTED_BUGS: Mapping[str, PlantedBug] = {
@@ -244,6 +257,20 @@ PLANTED_BUGS: Mapping[str, PlantedBug] = {
     ),
     "order-forgotten": PlantedBug(
         "a restarted peer does not repeat its last take", NewestMailbox, "repeat", _forget_order, without_waits=True
+    ),
+    "counted-twice": PlantedBug(
+        "a body that counts once is used again after a restart",
+        NewestMailbox,
+        "load_state_dict",
+        _forget_what_has_arrived,
+        without_waits=True,
+    ),
+    "counted-dropped": PlantedBug(
+        "an entry is superseded although each of its kind counts",
+        Journal,
+        "append",
+        _keep_no_kind,
+        without_waits=True,
     ),
     "never-catches-up": PlantedBug("a returning peer skips no rounds", Endpoint, "next_round", _skip_no_rounds),
 }

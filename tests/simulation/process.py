@@ -124,6 +124,9 @@ class SimulatedProcess(Faults):
     def on_received(self, net: Net, part: int, sources: Sequence[PeerId], bodies: Mapping[PeerId, Body]) -> None:
         self.mesh.oracle.on_received(self, net, part, sources, bodies)
 
+    def on_collected(self, net: Net, part: int, bodies: Mapping[PeerId, Sequence[Said]]) -> None:
+        self.mesh.oracle.on_collected(self, net, part, bodies)
+
     # -- called by the session where faults are injected
 
     def begins(self, t: int) -> None:

@@ -89,6 +89,9 @@ class _ReferenceRun:
     def on_received(self, net: Net, part: int, sources: Sequence[PeerId], bodies: Mapping[PeerId, Body]) -> None:
         self.expected.received[net.me, net.t, part] = summary(bodies)
 
+    def on_collected(self, net: Net, part: int, bodies: Mapping[PeerId, Sequence[Said]]) -> None:
+        return
+
 
 def run_of(schedule: Schedule) -> Run:
     """Return the checked run file of a schedule."""

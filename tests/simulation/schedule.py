@@ -13,9 +13,11 @@ from p2pfl.messaging.topology import Rounds, Topology, WeightedTopology
 from p2pfl.run_file.schema import Synchrony, Transport
 from tests.simulation.network import NetworkConditions, Partition
 
-Operation = Literal["exchange", "again", "reply", "some", "sum"]
+Operation = Literal["exchange", "again", "reply", "some", "sum", "gossip", "every", "ask"]
 """Exchange with all neighbors; exchange the same kind once more; send a different body to each neighbor; exchange
-with random participants as senders; allreduce."""
+with random participants as senders; allreduce. Only where rounds do not wait for one another, bodies that count once:
+send to a random neighbor, as gossip does; to all neighbors, which get every one; ask a random neighbor on the other
+side, and wait for its answer, as ad-psgd does."""
 Fault = Literal["crash", "disconnect", "isolate", "stall-io", "stall-loop", "stop"]
 """Kill some peers; break one connection; break all connections of a peer; stall an I/O thread; stall an event loop;
 stop a peer gracefully."""
@@ -170,9 +172,11 @@ def asynchronous(schedule: Schedule, seed: int) -> Schedule:
     if random.random() < 0.5:  # slow connections, on which entries are superseded before they are sent
         slow = replace(schedule.conditions, slow_fraction=0.5, capacity=1)
         schedule = replace(schedule, conditions=slow, training=0.01, crashes=max(4, schedule.crashes))
+    choices: Sequence[Sequence[Operation]] = (["exchange"], ["gossip"], ["every"], ["ask"], ["exchange", "gossip"])
+    operations = Random(f"operations {seed}").choice(choices)
     return replace(
         schedule,
-        operations=[["exchange"]] * schedule.rounds,
+        operations=[operations] * schedule.rounds,
         prune_rounds=frozenset(),
         burst=1,
         synchrony=Synchrony(name="none") if staleness is None else Synchrony(staleness=staleness),
