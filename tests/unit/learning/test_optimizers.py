@@ -125,6 +125,8 @@ DICTATED: dict[str, dict[str, Any]] = {
     "apfl-ssl": UNSUPERVISED,
     "ditto-ssl": UNSUPERVISED,
     "dpsgd": {"local_epochs": None},
+    "ad-psgd": {"local_epochs": None},
+    "swift": {"local_epochs": None},
     "sgp": {"local_epochs": None},
     "cga": {"local_epochs": None, "drop_last": None},  # a round is one step
 }
