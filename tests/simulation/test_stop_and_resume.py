@@ -85,7 +85,14 @@ ALGORITHMS = {
     "cga": {"name": "cga", "batch": 16, "momentum": 0.9},
     "fedfomo": {"name": "fedfomo", "batch": 16, "momentum": 0.9, "models": 1, "exploration": 0.5},
     "meta-l2c": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 2, "prune_to": 1},
+    "gossip": {"name": "gossip", "batch": 16, "momentum": 0.9},
+    "ad-psgd": {"name": "ad-psgd", "batch": 16, "momentum": 0.9, "local_steps": 2},
+    "sgp": {"name": "sgp", "batch": 16, "momentum": 0.9, "local_steps": 2},
+    "swift": {"name": "swift", "batch": 16, "momentum": 0.9, "local_steps": 2, "average_every": 2},
+    "divshare": {"name": "divshare", "batch": 16, "momentum": 0.9, "receivers": 2},
 }
+GRAPHS = {"ad-psgd": "star"}
+"""Of methods that refuse a complete graph."""
 DATA = {
     "partition": {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5, "validation": 0.25},
 }
@@ -102,7 +109,8 @@ def test_the_tables_have_every_algorithm() -> None:
 @pytest.mark.parametrize("name", EACH)
 def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
     data = {**DATA, "augment": "mapl" if name in AUGMENTED else "none"}
-    run = make_run(rounds=4, peers=3, algorithm=ALGORITHMS[name], data=data, checkpoint_every=100)
+    graph = GRAPHS.get(name, "complete")
+    run = make_run(rounds=4, peers=3, graph=graph, algorithm=ALGORITHMS[name], data=data, checkpoint_every=100)
     whole, digests = run_uninterrupted(run)
     folder = prepare(tmp_path / "run", run)
     for rounds in (1, 3):
@@ -123,7 +131,9 @@ def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path, make_run: A
 
 @pytest.mark.parametrize("name", EACH)
 def test_late_joiners_take_part_from_their_round(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
-    run = make_run(peers=4, rounds=4, algorithm=ALGORITHMS[name], data=DATA, joins_at={3: 1, 1: 3}, eval_every=100)
+    joins, graph = {3: 1, 1: 3}, GRAPHS.get(name, "complete")
+    changes = {"graph": graph, "data": DATA, "joins_at": joins, "eval_every": 100}
+    run = make_run(peers=4, rounds=4, algorithm=ALGORITHMS[name], **changes)
     folder = prepare(tmp_path / "run", run)
     results = simulate(run, folder)
     assert [(result.phase, result.rounds_done, result.missing) for result in results] == [("finished", 4, 0)] * 4

@@ -30,7 +30,7 @@ LINE = Topology.from_edges(PEERS, [(i, i + 1) for i in range(PEERS - 1)])
 SHARED = {"share_statistics": True, "momentum": 0.0, "lr": 0.05, "batch": 4}
 SHARING = (
     *("fedavg", "dpsgd", "dfedavgm", "cga", "ditto", "pfedsim", "flt", "sgp", "swift", "divshare"),
-    *("fedavg-dec", "fedprox-dec", "fml", "fml-dec", "fedkd"),
+    *("fedavg-dec", "fedprox-dec", "fml", "fml-dec", "fedkd", "gossip", "ad-psgd"),
 )
 """Methods that average whole models."""
 
@@ -223,11 +223,12 @@ def test_a_model_without_batch_normalization_is_refused(algorithm: str, models: 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in SHARING if name != "flt"])
+@pytest.mark.parametrize("name", sorted({*SHARING} - {"flt", "cga"}))
 def test_messages_without_training_include_them_and_the_result_names_them(name: str) -> None:
     more = {"energy_start": 1.0, "energy_end": 1.0} if name == "fedkd" else {}
     algorithm = {"name": name, "share_statistics": True, "batch": 16, **more}
-    changes = {"algorithm": algorithm, "models": "tiny-cnn", "rounds": 2}
+    graph = "star" if name == "ad-psgd" else "complete"
+    changes = {"algorithm": algorithm, "graph": graph, "models": "tiny-cnn", "rounds": 2}
     results = simulate(from_dict(tree(**changes)))
     untrained = simulate(from_dict(tree(**changes, time={"train": False})), clock=True)
     assert [result.sent for result in untrained] == [result.sent for result in results]
