@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,8 +145,14 @@ def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool, resuming: b
         unread=known.unread if living else 0,
         undelivered=known.undelivered if living else 0,
         skipped=known.skipped,
-        ages=None if known.ages is None else AgeRange(known.ages[0], int(known.ages[1]), int(known.ages[2])),
+        ages=_age_range(known.ages),
     )
+
+
+def _age_range(ages: Sequence[float] | None) -> AgeRange | None:
+    if ages is None or not all(map(math.isfinite, ages)):
+        return None
+    return AgeRange(ages[0], int(ages[1]), int(ages[2]))
 
 
 def _is_suspended(process: psutil.Process) -> bool:

@@ -395,7 +395,7 @@ def _ages(results: Iterable[Result]) -> dict[str, AgeRange]:
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for result in results:
         for kind, by_age in result.ages.items():
-            counts[kind].update({int(age): messages for age, messages in by_age.items()})
+            counts[kind].update({int(age): n for age, n in by_age.items() if age.lstrip("-").isdecimal()})
     return {kind: AgeRange.of(counts[kind]) for kind in sorted(counts) if counts[kind]}
 
 

@@ -147,8 +147,10 @@ def _load(request: SweepRequest, values: Mapping[str, Any], options: Mapping[str
     try:
         # Copied: a longer key is written into the value of a shorter one.
         run = run_files.load(request.file, request.all_sets, os.environ, copy.deepcopy(dict(values)))
-        if request.simulate and not request.clock:
-            check_order(run, None)
+        if not request.clock:
+            run.check_real_time()
+            if request.simulate:
+                check_order(run, None)
         return run
     except RunFileError as error:
         # The loader places them at "key=value", with the value of one run.

@@ -23,18 +23,19 @@ wait for the request, which has been sent. As r + s < t, every chain of waits en
 Differs from the paper:
 
 - A passive peer answers once in a round, after its gradient, not at any time. Of several requests of one peer, it
-  answers the last one: the others were given up at a deadline. If the reply misses one, only one of the two averages.
+  answers the last one: the others were given up at a deadline. If the reply misses one, only one of the two averages,
+  and the next average of the active peer may be with that reply.
 - A passive neighbor that has ended its last round answers no more; its active neighbors continue alone.
 - ``local_steps`` > 1, or ``local_epochs``, add the displacement of several local steps in line 3.
-- Batch-normalization statistics stay local. ``share_statistics: true`` averages them too: a peer's from after its
-  step, with those of an active neighbor from before, and those of a passive one from after the neighbor's step.
+- Batch-normalization statistics stay local. With ``share_statistics: true``, a peer averages its statistics after
+  its step with those that the neighbor sent: an active neighbor sends them before its step, a passive one after.
 - A peer whose model has diverged takes its neighbor's in place of the average, and its gradient is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -104,7 +105,7 @@ class ADPSGD(Algorithm[Hyper]):
             for i, bodies in requests.items():
                 local = self.usable(averaged)
                 await net.reply(i, Reply(local))
-                self.average(i, bodies[-1].values, local, averaged, step)
+                self.average(i, bodies[-1], local, averaged, step)
         else:
             local = self.usable(averaged)
             await net.broadcast(Request(local), to=drawn(net, t, self.me))
@@ -112,7 +113,7 @@ class ADPSGD(Algorithm[Hyper]):
             replies = await net.collect(Reply, partial(drawn, net, sender=self.me), replies=True)
             for j in drawn(net, t, self.me):
                 if j in replies:
-                    self.average(j, replies[j][-1].values, local, averaged, step)
+                    self.average(j, replies[j][-1], local, averaged, step)
         weighted_sum([(1.0, stale), (1.0, step)], out=x)  # line 3
 
     def step_from(self, stale: Tensors, x: Tensors) -> Tensors:
@@ -124,7 +125,7 @@ class ADPSGD(Algorithm[Hyper]):
         """Return what to send of the local model: nothing if it has diverged, as the receiver would drop it."""
         return values if self.note_contribution(Reply(values)) else {}
 
-    def average(self, j: PeerId, received: Tensors, local: Tensors, averaged: Tensors, step: Tensors) -> None:
+    def average(self, j: PeerId, received: Request | Reply, local: Tensors, averaged: Tensors, step: Tensors) -> None:
         """Line 2, in place.
 
         Args:
@@ -133,11 +134,11 @@ class ADPSGD(Algorithm[Hyper]):
             averaged: x_i; receives the average.
             step: is set to 0 if the local model, from which it was made, has diverged.
         """
-        if not received:
+        if not received.values:
             return
-        models, weights = {j: Reply(dict(received))}, {j: 1.0}
+        models, weights = {j: received}, {j: 1.0}
         if local:
-            models[self.me] = Reply(dict(averaged))
+            models[self.me] = replace(received, values=dict(averaged))
             weights = {j: 0.5, self.me: 0.5}
         else:
             self.reset_after_divergence()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Fraction
-from p2pfl.algorithms.shared_model import Share, SharedModel, SharedStatistics, shared_tensors, statistics_stay_local
+from p2pfl.algorithms.shared_model import Share, SharedModel, SharedStatistics, shared_tensors
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -96,13 +96,6 @@ class Averaging(Algorithm[Participation]):
 
     def local_part(self) -> Shared:
         return Shared(self.shared_part(), len(self.data.train) if self.weighted else 1)
-
-    def reset_after_divergence(self) -> None:
-        """Clear the optimizer's state, and the statistics unless the average has replaced them."""
-        if statistics_stay_local(self.hyper):
-            super().reset_after_divergence()
-        else:
-            self.optimizer.state.clear()
 
     def layouts(self) -> Sequence[Layout]:
         samples = self.sample_counts if self.weighted else range(1, 2)

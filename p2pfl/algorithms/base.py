@@ -22,6 +22,7 @@ from torch.func import functional_call
 from p2pfl import PeerId, rng
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.context import Context
+from p2pfl.algorithms.shared_model import statistics_stay_local
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.gradients import Clipped
 from p2pfl.learning.named_losses import LOSSES
@@ -71,7 +72,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
     bipartite: ClassVar[bool] = False
     """Neighbors have different roles, by the sides of the graph: it must be bipartite over all rounds."""
     asynchronous: ClassVar[bool] = False
-    """It can do with bodies of other rounds than its own: the run file may choose a ``synchrony``."""
+    """It can use bodies of other rounds than its own: the run file may choose a ``synchrony``."""
     own_gradients: ClassVar[bool] = False
     """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
     sends_training: ClassVar[bool] = False
@@ -204,6 +205,13 @@ class Algorithm(Trainer, ABC, Generic[H]):
     def note_contribution(self, local: Body) -> bool:
         """Count a body that this peer sends; return whether it is usable: receivers drop one that has diverged."""
         return self.outcomes.note(CONTRIBUTIONS, what_diverged(local, self.accepted))
+
+    def reset_after_divergence(self) -> None:
+        """Clear the optimizer's state, and the statistics unless an average has replaced them."""
+        if statistics_stay_local(self.hyper):
+            super().reset_after_divergence()
+        else:
+            self.optimizer.state.clear()
 
     # ---- state
 

@@ -126,14 +126,18 @@ class DivShare(Algorithm[Hyper]):
         for number, receivers in plan(t, self.me).items():
             await net.broadcast(fragments[number], to=receivers)  # line 2
         total, row = sum(tensor.numel() for tensor in flat.values()), defaultdict[PeerId, float](float)
+        diverged = False
         for number, local in enumerate(fragments):
             arrived = await net.collect(type(local), senders(number))
             found = self.including_local({j: bodies[-1] for j, bodies in arrived.items()}, local)
+            diverged |= self.me not in found
             if found:
                 self.aggregation.combine(found, out=local.values)  # line 3
             for j in found:
                 row[j] += sum(part.numel() for part in local.values.values()) / total / len(found)
         assign(x, {name: flat[name].view(tensor.shape) for name, tensor in x.items()})  # unless they share memory
+        if diverged:
+            self.reset_after_divergence()
         self.row = dict(sorted(row.items()))
 
     def fragments_of(self, flat: Tensors) -> list[Fragment]:

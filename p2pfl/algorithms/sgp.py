@@ -110,6 +110,8 @@ class SGP(Algorithm[Hyper]):
         pushes = self.including_local(self.usable(arrived, net), kept)
         self.w = sum(pushes[j].weight for j in sorted(pushes)) or kept.weight  # line 3
         if pushes:
+            if self.me not in pushes:
+                self.reset_after_divergence()
             self.row = fractions({j: push.weight for j, push in pushes.items()})
             self.aggregation.combine(pushes, self.row, z)  # line 4
 

@@ -3,12 +3,12 @@
 Marco Bornstein, Tahseen Rabbani, Evan Wang, Amrit Singh Bedi, Furong Huang: "SWIFT: Rapid Decentralized Federated
 Learning via Wait-Free Model Communication", ICLR 2023. https://arxiv.org/abs/2210.14026
 
-Algorithm 1, on peer i with the counter c_i = 1, 2, …:
+Algorithm 1, on peer i with the counter c_i = t + 1 in round t:
 
     1  send x_i to all neighbors, which store the newest x_i that has arrived
     2  draw a batch and compute the gradient ∇F_i(x_i)
     3  x_i^{½} = Σ_j w_ij x_j over the stored models if s + 1 divides c_i (c_i ∈ C_s), otherwise x_i
-    4  x_i ← x_i^{½} − γ ∇F_i(x_i);   c_i ← c_i + 1
+    4  x_i ← x_i^{½} − γ ∇F_i(x_i)
 
 So models are sent in every round, and averaged in every (s + 1)-th. Algorithm 2 (client-communication selection), in
 descending order of the degrees d, with equal influence scores p_i = 1/n, finds symmetric w_ij = w_ji:
@@ -18,7 +18,8 @@ descending order of the degrees d, with equal influence scores p_i = 1/n, finds 
     b  w_ij = min(u_i, u_j) if d_j = d_i,   u_i if d_j < d_i
     c  w_ii = 1 − Σ_j w_ij
 
-With ``synchrony: none`` peers never wait, as in the paper. With rounds they wait in line 3, all in the same rounds.
+With ``synchrony: none`` peers never wait, as in the paper. With rounds, each waits in every round for the models sent
+in it.
 
 Differs from the paper:
 
@@ -86,11 +87,10 @@ class Swift(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/2210.14026"
     Hyper = Hyper
     homogeneous = asynchronous = True
-    state = ("model", "optimizer", "c", "row")
+    state = ("model", "optimizer", "row")
 
     def setup(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
-        self.c = 1
         self.row: dict[PeerId, float] = {}
         """w_ij of the last average."""
 
@@ -100,13 +100,12 @@ class Swift(Algorithm[Hyper]):
         before = {name: published[name] for name in x}
         self.train(epochs=self.hyper.local_epochs, steps=self.hyper.steps, batch=self.hyper.batch)  # line 2
         self.note_contribution(Parameters(x | statistics))
-        if self.c % self.hyper.average_every == 0:
-            self.row = communication_weights(self.me, partial(net.neighbors_of, t=t))
-            received, step = await net.gather(Parameters), displacement(x, before)
+        received = await net.gather(Parameters)
+        if (t + 1) % self.hyper.average_every == 0:
+            self.row, step = communication_weights(self.me, partial(net.neighbors_of, t=t)), displacement(x, before)
             average_neighborhood(self.aggregation, before, received, self.row, step=step, out=x)  # lines 3 and 4
             # On their own: a variance plus a step might be negative.
             average_neighborhood(self.aggregation, statistics, received, self.row, of="statistics")
-        self.c += 1
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Parameters(shared_tensors(self.model, self.hyper)))]

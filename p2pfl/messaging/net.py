@@ -330,9 +330,10 @@ class Net:
     ) -> dict[PeerId, list[B]]:
         """Receive the bodies of ``kind`` that have arrived and that no round has taken yet.
 
-        Of each kind that counts once (``Body.counts``), a round sends a receiver at most one, and collects once. It
-        collects those that were sent in the same round, unless the run file has another ``synchrony``: with a
-        staleness s, round t waits for those that were sent in round t − s; with ``none``, it does not wait.
+        In a round, a peer sends each receiver at most one body of a kind that counts once (``Body.counts``), and
+        calls ``collect`` once for that kind. It returns the bodies that were sent in the same round, unless the run
+        file has another ``synchrony``: with a staleness s, round t waits for those of round t − s; with ``none``, for
+        none.
 
         Args:
             senders: returns who sends this peer one in a given round; default: the sources in that round's graph.

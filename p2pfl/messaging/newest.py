@@ -73,6 +73,9 @@ class NewestMailbox(Mailbox):
         """By round."""
         self._arrived: dict[Place, int] = {}
         """The round of the newest body, of kinds that count once."""
+        self._named: defaultdict[Place, set[int]] = defaultdict(set)
+        """The rounds of the bodies that takes to repeat name, of kinds that count once. Up to the newest of them, no
+        other one has ever arrived: its sender had replaced it."""
         self._repeated: dict[tuple[int, str], Take] = {}
         """Takes to repeat, by round and kind."""
         self._uses: defaultdict[Place, Counter[int]] = defaultdict(Counter)
@@ -87,9 +90,9 @@ class NewestMailbox(Mailbox):
         self._repeated = {(take.t, take.kind): take for take in takes}  # of two, the first could not be repeated
         for take in self._repeated.values():
             self._note_used(take)
-            if self.retakes(take.kind):
-                for sender, rounds in take.rounds.items():
-                    self._uses[take.kind, sender].update(rounds)
+            for sender, rounds in take.rounds.items():
+                places: Mapping[Place, Any] = self._uses if self.retakes(take.kind) else self._named
+                places[take.kind, sender].update(rounds)
 
     def _note_used(self, take: Take) -> None:
         for sender, rounds in take.rounds.items():
@@ -102,11 +105,7 @@ class NewestMailbox(Mailbox):
         place = message.kind, message.sender
         held = self._held.setdefault(place, {})
         if not self.retakes(message.kind):
-            if message.t > self._arrived.get(place, NEXT):
-                self._arrived[place] = message.t
-                held[message.t] = message
-            else:
-                self.taken_bytes[message.sender] += message.cost
+            self._put_once(message, place)
         else:
             if self._uses[place][message.t] and message.t not in held:
                 self._uncounted.add((place, message.t))
@@ -115,6 +114,16 @@ class NewestMailbox(Mailbox):
             held.setdefault(message.t, message)
             self._supersede(place)
         self.advance_sender(message.sender, message.t)
+
+    def _put_once(self, message: Message, place: Place) -> None:
+        """Add a message, unless it is read again, or had not arrived when later ones were taken that are repeated."""
+        new, named = message.t > self._arrived.get(place, NEXT), self._named[place]
+        if new:
+            self._arrived[place] = message.t
+        if new and (message.t in named or message.t > max(named, default=NEXT)):
+            self._held[place][message.t] = message
+        else:
+            self.taken_bytes[message.sender] += message.cost
 
     def retakes(self, kind: str) -> bool:
         return kind not in self._once
@@ -245,6 +254,8 @@ class NewestMailbox(Mailbox):
         for sender, t, header, stored in state["held"]:
             message = check(header).message(t, sender, None if stored is None else stored.clone())
             self._held.setdefault((message.kind, sender), {})[t] = message
+            if not self.retakes(message.kind):
+                self.taken_bytes[sender] -= message.cost  # when it is taken: this process has not read it
         self._arrived.update({(kind, sender): t for kind, sender, t in state["arrived"]})
         self._sender_round.update(state["rounds"])
         self._finished.update(state["finished"])

@@ -42,9 +42,13 @@ class Body:
     """
 
     counts: ClassVar[Literal["newest", "arrived", "current", "all"]] = "newest"
-    """Which bodies of a sender count where rounds do not wait for one another (messaging/newest.py): the newest one,
-    in each round; each one that arrives, once, while a new one replaces those still to be sent to the same receivers
-    (arrived) or to all (current); or all, once."""
+    """Which bodies of a sender count where rounds do not wait for one another (messaging/newest.py).
+
+    newest: the last one that has arrived, in each round.
+    arrived: each one that arrives, once; a new one replaces those still to be sent to the same receivers.
+    current: likewise, but it replaces those still to be sent to any receiver.
+    all: each one, once; none is replaced.
+    """
 
     @classmethod
     def kind(cls) -> str:

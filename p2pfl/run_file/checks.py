@@ -50,6 +50,9 @@ def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator
         if not file.time.train and method is not None and method.sends_training:
             text = "sends what its training computes; remove this key, or choose another algorithm"
             yield OptionProblem(("time", "train"), f"{file.algorithm.name} {text}")
+        if not file.time.train and file.adversaries:
+            text = "has no effect where nothing is trained (time.train: false); remove one of the two"
+            yield OptionProblem(("adversaries",), text)
 
 
 def has_loss_of_its_own(method: type[Algorithm[Any]]) -> bool:
@@ -122,8 +125,8 @@ def check_rules(
         yield OptionProblem(("aggregation",), text)
     elif isinstance(rule, Auto):
         text = (
-            f"'auto' stands for no rule with {name}, whose rounds combine what a few neighbors have sent, not all: "
-            "none withstands an attacker among two contributions; name a rule, or choose another algorithm"
+            f"'auto' stands for no rule with {name}, whose rounds do not combine one contribution of each neighbor: "
+            "no rule was measured there; name a rule, or choose another algorithm"
         )
         yield OptionProblem(("aggregation",), text)
     elif unweighted and method.learns_weights:
@@ -191,7 +194,7 @@ def check_synchrony(
     rule: Rule | None,
     attacks: Sequence[Adversary | None],
 ) -> Iterator[OptionProblem]:
-    """Rounds that do not wait for one another need a method, a rule and attacks to which any round's messages do."""
+    """Rounds that do not wait for one another need a method, rule and attacks that can use messages of any round."""
     aged = [member for member, each in _members(file, rule) if each.needs_ages]
     if aged and not file.synchrony.bound:
         text = (

@@ -32,7 +32,7 @@ from p2pfl.tensors import raw
 
 PeerState = dict[str, Any]
 
-FORMAT = 5
+FORMAT = 6
 """Version of the state's layout. A format mismatch is not corruption: both files are left in place."""
 
 START = "round 0"

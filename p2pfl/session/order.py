@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from p2pfl import PeerId
+from p2pfl.errors import RunFolderError
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.newest import NewestMailbox, Take
 from p2pfl.run_folder.files import append_line, read_lines
@@ -65,7 +66,9 @@ def repeat_order(mailbox: Mailbox, folder: PeerFolder, begin: int, log: logging.
 
 
 def takes(lines: Iterable[Mapping[str, Any]]) -> Iterator[Take]:
-    """Yield the takes in an order file."""
+    """Yield the takes in an order file. Raises RunFolderError."""
     for line in lines:
         if "t" in line:
+            if not all(isinstance(rounds, list) for rounds in line["rounds"].values()):
+                raise RunFolderError("order.jsonl is of an earlier version of p2pfl: use that one for this run")
             yield Take(line["t"], line["kind"], {int(peer): t for peer, t in line["rounds"].items()})

@@ -131,8 +131,8 @@ def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path, make_run: A
 
 @pytest.mark.parametrize("name", EACH)
 def test_late_joiners_take_part_from_their_round(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
-    joins, graph = {3: 1, 1: 3}, GRAPHS.get(name, "complete")
-    changes = {"graph": graph, "data": DATA, "joins_at": joins, "eval_every": 100}
+    graph = GRAPHS.get(name, "complete")
+    changes = {"graph": graph, "data": DATA, "joins_at": {3: 1, 1: 3}, "eval_every": 100}
     run = make_run(peers=4, rounds=4, algorithm=ALGORITHMS[name], **changes)
     folder = prepare(tmp_path / "run", run)
     results = simulate(run, folder)

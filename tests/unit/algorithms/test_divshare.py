@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -133,6 +134,17 @@ def test_fragment_that_has_diverged_takes_the_neighbors_average() -> None:
     run_rounds(peers, complete(3), 1)
     for peer in peers:
         np.testing.assert_allclose(flat(peer)[7:], ((x[0] + x[1]) / 2)[7:], atol=1e-6)
+
+
+def test_momentum_of_a_model_that_has_diverged_is_cleared() -> None:
+    peers = make(3, fragment=0.5, momentum=0.9, lr=0.1)
+    with torch.no_grad():
+        peers[2].model.linear_head.bias.fill_(math.nan)
+    run_rounds(peers, complete(3), 1)
+    skipped = peers[2].outcomes.skipped["contributions"]
+    run_rounds(peers, complete(3), 2)
+    assert peers[2].outcomes.skipped["contributions"] == skipped
+    assert np.isfinite(flat(peers[2])).all()
 
 
 # ---- rounds that do not wait -------------------------------------------------------------------------------

@@ -326,6 +326,18 @@ def test_a_diverged_model_is_replaced_by_those_of_the_neighbors() -> None:
     assert [peer.w for peer in peers] == [1 / 2, 1.0, 1 / 2]
 
 
+def test_a_peer_that_has_diverged_loses_its_momentum_and_its_weight_only_once() -> None:
+    peers = make(3, lr=0.1, momentum=0.9)
+    run_rounds(peers, LINE, 1)
+    with torch.no_grad():
+        peers[1].model.linear_head.weight[0, 0] = math.nan
+    run_rounds(peers, LINE, 1)
+    kept = sum(peer.w for peer in peers)
+    run_rounds(peers, LINE, 3)
+    assert sum(peer.w for peer in peers) == pytest.approx(kept)
+    assert np.isfinite([theta(peer.model) for peer in peers]).all()
+
+
 # ---- what is sent --------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,7 @@ def test_every_second_round_averages_and_every_round_sends() -> None:
         np.testing.assert_allclose(theta(peer.model), x[i], atol=1e-5)
         degree = len(KITE_WEIGHTS[i])
         assert [messages(record.sent) for record in traffic[i]] == [degree] * 4
-        assert [messages(record.received) for record in traffic[i]] == [0, degree, 0, degree]
+        assert [messages(record.received) for record in traffic[i]] == [degree] * 4
 
 
 def test_on_regular_graphs_it_is_d_psgd() -> None:
@@ -140,17 +140,7 @@ def test_the_newest_model_that_has_arrived_is_averaged_again_and_again() -> None
         x = (2 * x + trained) / 3 + descend(peers[1], x) - x
     np.testing.assert_allclose(theta(copies[1].model), x, atol=1e-5)
     rounds = [[(take.t, dict(take.rounds)) for take in each] for each in taken]
-    assert rounds == [[(1, {1: []})], [(1, {0: [1], 2: []}), (3, {0: [1], 2: []})], []]
-
-
-def test_counter_survives_a_checkpoint() -> None:
-    peers = make(2, average_every=3)
-    run_rounds(peers, Topology.from_edges(2, [(0, 1)]), 2)
-    again = make(2, average_every=3)
-    for old, new in zip(peers, again, strict=True):
-        new.load_state_dict(old.state_dict())
-    traffic = run_rounds(again, Topology.from_edges(2, [(0, 1)]), 1)
-    assert messages(traffic[0][0].received) == 1
+    assert rounds == [[(t, {1: []}) for t in range(2)], [(t, {0: [1], 2: []}) for t in range(4)], []]
 
 
 def test_epochs_or_steps() -> None:

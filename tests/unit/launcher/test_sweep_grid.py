@@ -246,6 +246,12 @@ def test_without_an_order_of_messages_no_run_is_planned(file: Path) -> None:
     assert len(prepare(ask(file, *grid, clock=True)).sweep.points) == 2
 
 
+def test_runs_without_training_are_planned_on_a_simulated_clock_only(file: Path) -> None:
+    with pytest.raises(RunFileError, match=r"time\.train.*: false leaves training out"):
+        prepare(ask(file, "time={train: false}"))
+    assert prepare(ask(file, "time={train: false}", clock=True)).sweep.clock
+
+
 # ---- the command line --------------------------------------------------------------------------------------
 
 

@@ -367,3 +367,23 @@ def rounds_for(neighbor: int, journal: Journal) -> list[int]:
             rounds.append(entry.id.t)
         position = entry.id.next
     return rounds
+
+
+def test_repeated_takes_leave_out_what_its_sender_had_replaced_and_sends_again() -> None:
+    box = counting(math.inf)
+    box.repeat([Take(0, KIND, {1: [0, 5]}), Take(1, KIND, {1: []})])
+    for t in range(7):
+        box.put(message(t))
+    assert box.unread == 3
+    assert box.taken_bytes[1] == 4 * message(0).cost  # so that the sender goes on
+    assert [collected(box, t, [1]) for t in range(3)] == [{1: [0, 5]}, {}, {1: [6]}]
+    assert box.taken_bytes[1] == 7 * message(0).cost
+
+
+def test_restored_bodies_that_count_do_not_widen_the_window() -> None:
+    box = counting(math.inf)
+    box.put(message(0))
+    restored = counting(math.inf)
+    restored.load_state_dict(box.state_dict(0), lambda header: wire.check(header, SCHEMA), 0)
+    assert collected(restored, 0, [1]) == {1: [0]}
+    assert restored.taken_bytes[1] == 0  # this process has not received it

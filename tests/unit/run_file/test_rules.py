@@ -212,8 +212,11 @@ def test_auto_is_resolved_to_the_rule_recommended_for_the_method(loaded: Any, na
     [
         ("local", "'auto' has no effect: local does not average what peers send"),
         ("dfml", "'auto' has no effect: dfml does not average what peers send"),
-        ("gossip", "'auto' stands for no rule with gossip, whose rounds combine what a few neighbors have sent"),
-        ("sgp", "'auto' stands for no rule with sgp, whose rounds combine what a few neighbors have sent"),
+        (
+            "gossip",
+            "'auto' stands for no rule with gossip, whose rounds do not combine one contribution of each neighbor",
+        ),
+        ("sgp", "'auto' stands for no rule with sgp, whose rounds do not combine one contribution of each neighbor"),
     ],
 )
 def test_auto_is_refused_where_no_rule_is_recommended(loaded: Any, name: str, text: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from launcher.facts.status import RunStatus
+from launcher.facts.status import RunStatus, _age_range
 from launcher.facts.summary import summarize
 from launcher.formatting.console import make_console
 from launcher.views.print_summary import print_summary
@@ -94,3 +95,8 @@ def test_the_summary_has_the_ages_of_all_peers(make_folder: MakeFolder) -> None:
         print_summary(summary, console)
     assert "ages of Parameters in rounds: median 9, from -4 to 9" in shown.get()
     assert "ages" not in summarize(make_folder("waiting")).to_dict()
+
+
+def test_ages_that_are_no_numbers_are_ignored() -> None:
+    assert _age_range([math.nan, 0.0, 1.0]) is None
+    assert _age_range([1.0, 0.0, 2.0]) == AgeRange(1.0, 0, 2)

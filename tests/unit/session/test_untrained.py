@@ -191,6 +191,11 @@ def test_methods_that_send_what_training_computes_are_refused(make_run: Callable
         make_run(algorithm=name, time={"train": False})
 
 
+def test_attackers_are_refused_where_nothing_is_learned(make_run: Callable[..., Run]) -> None:
+    with pytest.raises(RunFileError, match=r"adversaries: has no effect where nothing is trained"):
+        make_run(time={"train": False}, adversaries=[{"name": "sign-flip", "peers": [1]}])
+
+
 def test_such_a_run_has_other_settings(make_run: Callable[..., Run]) -> None:
     plain = make_run()
     assert make_run(time={"train": True}).config_hash() == plain.config_hash()
