@@ -50,9 +50,6 @@ def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator
         if not file.time.train and method is not None and method.sends_training:
             text = "sends what its training computes; remove this key, or choose another algorithm"
             yield OptionProblem(("time", "train"), f"{file.algorithm.name} {text}")
-        if not file.time.train and file.adversaries:
-            text = "has no effect where nothing is trained (time.train: false); remove one of the two"
-            yield OptionProblem(("adversaries",), text)
 
 
 def has_loss_of_its_own(method: type[Algorithm[Any]]) -> bool:

@@ -116,7 +116,8 @@ def simulate(
             run_id = folder.info["id"] if folder else "0" * 16
             runtime = Runtime(device, log=log, on_round=after_round)
             if time is not None:
-                store = None if memory is None else SharedBodies(memory)
+                attacks = any(me in run.attackers(number) for number in range(len(run.file.adversaries)))
+                store = None if memory is None else SharedBodies(memory, me if attacks else None)
                 runtime = replace(runtime, wait_policy=time.wait_policy(me), clock=time.clock, store=store)
             elif peer_folder is not None:
                 runtime = replace(runtime, store=files.enter_context(closing(FileStore(peer_folder.journal))))

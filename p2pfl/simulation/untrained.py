@@ -15,6 +15,7 @@ import msgpack
 import torch
 from torch import Tensor
 
+from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry, Place
 from p2pfl.messaging.wire import Encoded
@@ -38,10 +39,14 @@ class SharedMemory:
                 form = name, tensor.dtype, tensor.shape
                 tensor.data = self._tensors.setdefault(form, tensor.data)
 
-    def body(self, encoded: Encoded) -> Tensor:
-        """Return the body, uint8 [size], of the first message of the same kind whose tensors have the same form."""
+    def body(self, encoded: Encoded, attacker: PeerId | None) -> Tensor:
+        """Return the body, uint8 [size], of the first message of the same kind whose tensors have the same form.
+
+        Args:
+            attacker: the sender, if it attacks: then of one of the same sender.
+        """
         kind, count, _, tensors = msgpack.unpackb(encoded.header)
-        form = msgpack.packb([kind, count, tensors])
+        form = msgpack.packb([kind, count, tensors, attacker])
         if form not in self._bodies:
             self._bodies[form] = torch.frombuffer(bytearray().join(encoded.parts()), dtype=torch.uint8)
         return self._bodies[form]
@@ -50,15 +55,16 @@ class SharedMemory:
 class SharedBodies(BodyStore):
     """Keeps small bodies, and one body in place of all larger ones of the same form."""
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: SharedMemory, attacker: PeerId | None) -> None:
         super().__init__()
         self._memory = memory
+        self._attacker = attacker
         self._shared: dict[int, Tensor] = {}
 
     def write(self, encoded: Encoded) -> Place:
         if encoded.size <= SMALL:
             return super().write(encoded)
-        self._shared[self.current] = self._memory.body(encoded)
+        self._shared[self.current] = self._memory.body(encoded, self._attacker)
         self.current += 1
         return Place(self.current - 1, 0)
 

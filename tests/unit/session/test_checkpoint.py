@@ -36,7 +36,7 @@ def test_rejects_another_format_and_leaves_the_files(path: Path) -> None:
     for rounds in (2, 4):
         checkpoint.save(path, state(rounds_done=rounds, format=1))
     before = contents(path)
-    with pytest.raises(CheckpointError, match=r"checkpoint.pt: has format 1, but .* reads format 5: resume the run"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.pt: has format 1, but .* reads format 6: resume the run"):
         checkpoint.load(path, RUN, 3)
     assert contents(path) == before
 

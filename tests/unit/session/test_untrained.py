@@ -145,7 +145,7 @@ def body(value: float, n: int = 100) -> Parameters:
 
 def test_bodies_of_the_same_form_share_memory() -> None:
     memory = SharedMemory()
-    stores = [SharedBodies(memory), SharedBodies(memory)]
+    stores = [SharedBodies(memory, None), SharedBodies(memory, None)]
 
     def stored(store: SharedBodies, message: Parameters) -> Tensor:
         encoded = encode(message)
@@ -158,7 +158,7 @@ def test_bodies_of_the_same_form_share_memory() -> None:
 
 
 def test_small_bodies_are_real() -> None:
-    store = SharedBodies(SharedMemory())
+    store = SharedBodies(SharedMemory(), None)
     places = [store.write(encode(body(value, SMALL // 4))) for value in (1.0, 2.0)]
     assert [float(store.map(place, SMALL).view(torch.float32)[0]) for place in places] == [1.0, 2.0]
 
@@ -191,9 +191,14 @@ def test_methods_that_send_what_training_computes_are_refused(make_run: Callable
         make_run(algorithm=name, time={"train": False})
 
 
-def test_attackers_are_refused_where_nothing_is_learned(make_run: Callable[..., Run]) -> None:
-    with pytest.raises(RunFileError, match=r"adversaries: has no effect where nothing is trained"):
-        make_run(time={"train": False}, adversaries=[{"name": "sign-flip", "peers": [1]}])
+@pytest.mark.parametrize("attacker", [0, 1])
+def test_bodies_of_attackers_stand_for_none_of_others(make_run: Callable[..., Run], attacker: int) -> None:
+    attack = {"name": "noise", "std": 1e38, "peers": [attacker]}
+    algorithm = {"name": "dpsgd", "order": "atc"}
+    run = make_run(algorithm=algorithm, graph="ring", models="tiny-cnn", time={"train": False}, adversaries=[attack])
+    for result in simulation.simulate(run, clock=True):
+        from_attacker = sum(kind[0] for kind in result.received.get(str(attacker), {}).values())
+        assert result.skipped.get("messages", 0) == from_attacker
 
 
 def test_such_a_run_has_other_settings(make_run: Callable[..., Run]) -> None:
