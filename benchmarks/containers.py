@@ -140,16 +140,17 @@ class Engine:
     scratch: Path
 
     @contextmanager
-    def started(self, compose: Sequence[str], file: Path) -> Iterator[Mesh]:
+    def started(self, compose: Sequence[str], file: Path, rounds: int) -> Iterator[Mesh]:
         """Start the mesh with ``compose up`` under a separate project name, and remove it afterwards."""
         project = (*compose, "--project-name", self.name, "--file", str(file))
-        run_settings = self.expected.settings
         labels = (f"label=com.docker.compose.project={self.name}", "label=com.docker.compose.service=peer-{}")
         find = ("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", labels[0], "--filter", labels[1])
         try:
             output(*project, "up", "--detach", "--no-build")
-            containers = [output(*(part.format(peer) for part in find)) for peer in range(run_settings["peers"])]
-            yield Mesh(self.name, self.image, containers, run_settings["rounds"], self.scratch)
+            containers = [
+                output(*(part.format(peer) for part in find)) for peer in range(self.expected.settings["peers"])
+            ]
+            yield Mesh(self.name, self.image, containers, rounds, self.scratch)
         except click.ClickException:
             click.echo(output(*project, "logs", "--tail=10"), err=True)
             raise
@@ -253,7 +254,7 @@ def simulated(image: str, name: str, scratch: Path, folder: Path = RUN_FILE.pare
 
 def calm(engine: Engine) -> str:
     for number, compose in engine.composes.items():
-        trial(engine, compose, None, COMPOSE_FILE, engine.scratch / f"calm-{number}")
+        trial(engine, compose, None, engine.scratch / f"calm-{number}")
     return f"no fault, with compose {' and '.join(engine.composes)}"
 
 
@@ -284,17 +285,18 @@ def trial(engine: Engine, compose: Sequence[str], fault: Callable[[Mesh], str] |
 
 
 def with_fault(name: str, engine: Engine) -> str:
-    return trial(engine, next(iter(engine.composes.values())), FAULTS[name], COMPOSE_FILE, engine.scratch / name)
+    return trial(engine, next(iter(engine.composes.values())), FAULTS[name], engine.scratch / name)
 
 
 def waitless(engine: Engine) -> str:
-    folder = engine.scratch / "waitless"
+    folder, rounds = engine.scratch / "waitless", 600
     folder.mkdir()
     file = folder / RUN_FILE.name
-    file.write_text(RUN_FILE.read_text(encoding="utf-8").replace("rounds: 40", "rounds: 600\nsynchrony: none"))
+    file.write_text(RUN_FILE.read_text(encoding="utf-8").replace("rounds: 40", f"rounds: {rounds}\nsynchrony: none"))
     composed = p2pfl("compose", file.name, "--image", engine.image, cwd=folder)
     (folder / "compose.yml").write_text(composed, encoding="utf-8")
-    return trial(engine, next(iter(engine.composes.values())), cut, folder / "compose.yml", folder / "run")
+    compose = next(iter(engine.composes.values()))
+    return trial(engine, compose, cut, folder / "run", folder / "compose.yml", rounds)
 
 
 def composes() -> dict[str, tuple[str, ...]]:

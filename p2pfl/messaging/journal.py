@@ -180,7 +180,8 @@ class Journal:
             place = self.store.write(encoded) if encoded.size else None
             entry = JournalEntry(self._next, encoded.header, encoded.size, place, tuple(to), optional)
             self._add(entry)
-            if self.supersedes and encoded.kind not in self._keeps:
+            # Not by the last Begin: whoever has not read the one before may not have started yet, and is waited for.
+            if self.supersedes and encoded.kind not in self._keeps and entry.id.t < FOREVER:
                 self._supersede(encoded.kind, entry)
         finally:
             self._use(segment, -1)
