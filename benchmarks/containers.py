@@ -258,9 +258,16 @@ def calm(engine: Engine) -> str:
     return f"no fault, with compose {' and '.join(engine.composes)}"
 
 
-def trial(engine: Engine, compose: Sequence[str], fault: Callable[[Mesh], str] | None, file: Path, into: Path) -> str:
+def trial(
+    engine: Engine,
+    compose: Sequence[str],
+    fault: Callable[[Mesh], str] | None,
+    into: Path,
+    file: Path = COMPOSE_FILE,
+    rounds: int | None = None,
+) -> str:
     """Run the mesh with a fault, and describe it. Raises click.ClickException if the run is not as simulated."""
-    with engine.started(compose, file) as mesh:
+    with engine.started(compose, file, rounds or engine.expected.settings["rounds"]) as mesh:
         what = ""
         if fault is not None:
             early = f"peer {VICTIM} has done {ROUNDS_BEFORE} rounds"
