@@ -42,6 +42,7 @@ RUN_FILE = CLONE / "topologies" / "mesh8.yaml"
 
 MOUNTED = "/etc/p2pfl"
 """Where containers have the run file."""
+ATTEMPTS = 20
 VICTIM: PeerId = 3
 ROUNDS_BEFORE = 5
 """Rounds that the victim has done when the fault happens. So early all peers exchange with all, so all notice."""
@@ -57,7 +58,14 @@ def output(*command: object) -> str:
 
 
 def copy_from(container: str, into: Path) -> None:
-    """Copy the run folder of a container, running or not."""
+    """Copy the run folder of a container, running or not.
+
+    The engine gives up if a file is deleted meanwhile, as peers do that do not wait: so several times, if need be.
+    """
+    for _ in range(ATTEMPTS):
+        with suppress(click.ClickException):
+            output("docker", "cp", f"{container}:{IN_CONTAINER}/.", into)
+            return
     output("docker", "cp", f"{container}:{IN_CONTAINER}/.", into)
 
 
