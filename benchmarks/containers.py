@@ -304,7 +304,7 @@ def with_fault(name: str, engine: Engine) -> str:
 
 
 def waitless(engine: Engine) -> str:
-    folder, rounds = engine.scratch / "waitless", 600
+    folder, rounds = engine.scratch / "waitless", 300
     folder.mkdir()
     file = folder / RUN_FILE.name
     file.write_text(RUN_FILE.read_text(encoding="utf-8").replace("rounds: 40", f"rounds: {rounds}\nsynchrony: none"))
