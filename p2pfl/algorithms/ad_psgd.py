@@ -80,7 +80,7 @@ class Reply(Body):
 class ADPSGD(Algorithm[Hyper]):
     """AD-PSGD, Algorithm 1, with active and passive peers."""
 
-    summary = "whole models are sent to one random neighbor each, which answers with its own; the pair averages"
+    summary = "whole models are sent to one random neighbor each, which replies with its model; both average the two"
     title = "Asynchronous Decentralized Parallel Stochastic Gradient Descent"
     authors = "Lian, Zhang, Zhang, Liu"
     venue = "ICML 2018"

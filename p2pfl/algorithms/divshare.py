@@ -61,7 +61,7 @@ class Fragment(Body):
 
 @cache
 def kind_of(number: int) -> type[Fragment]:
-    """Return the class of the bodies that hold fragment ``number``: each is sent, and replaced, on its own."""
+    """Return the class of the bodies that hold fragment ``number``: each is sent, and replaced, separately."""
     return type(f"Fragment{number}", (Fragment,), {})
 
 

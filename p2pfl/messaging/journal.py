@@ -180,7 +180,8 @@ class Journal:
             place = self.store.write(encoded) if encoded.size else None
             entry = JournalEntry(self._next, encoded.header, encoded.size, place, tuple(to), optional)
             self._add(entry)
-            # Not by the last Begin: whoever has not read the one before may not have started yet, and is waited for.
+            # The last Begin supersedes nothing: a neighbor that has not read the one before it may not have started
+            # yet, and this peer waits for it.
             if self.supersedes and encoded.kind not in self._keeps and entry.id.t < FOREVER:
                 self._supersede(encoded.kind, entry)
         finally:

@@ -122,7 +122,7 @@ class StatusFile:
 def log_rule(
     log: logging.Logger, names: Sequence[str], aggregation: Aggregator, neighborhood: Neighborhood, t: int
 ) -> None:
-    """Log a rule in place of the mean, and what it assumes of the contributions of round ``t``, the own included."""
+    """Log a rule in place of the mean, and what it assumes of the contributions of round ``t``."""
     if not aggregation.is_mean:
         n = 1 + len(neighborhood.topology_at(t).sources[neighborhood.me])
         assumed = "".join(f" {key}={value}" for key, value in aggregation.rule.assumed(n).items())

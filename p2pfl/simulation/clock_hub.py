@@ -227,7 +227,7 @@ class LinkEnd:
         self.link.progress.set()
 
     def drop_old(self) -> None:
-        """Drop what a neighbor that is gone does not need: of one declared dead, all but two rounds."""
+        """Drop everything for a neighbor that has finished, and all but two rounds for one declared dead."""
         endpoint = self.link.endpoint
         if self.finished:
             endpoint.journal.drop(self.to, FOREVER)
@@ -250,7 +250,7 @@ class ClockLink(Link):
         self.log = hub.logs[endpoint.me]
         self.ends = {neighbor: LinkEnd(self, neighbor) for neighbor in endpoint.neighbors}
         self.progress = asyncio.Event()
-        """Set when an entry was sent, or a neighbor is gone."""
+        """Set when an entry was sent, or a neighbor has finished or was declared dead."""
 
     def announce(self, entry: JournalEntry) -> None:
         held_until = self.hub.time.now() + OPTIONAL_DELAY if entry.optional else 0.0

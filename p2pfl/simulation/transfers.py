@@ -43,7 +43,7 @@ def fair_rates(
     """Return the max-min fair rate of each transfer, float64 [n].
 
     Args:
-        senders, receivers: hosts of each transfer. Each has a link of its own.
+        senders, receivers: hosts of each transfer. Each has a separate link.
         bandwidth: of each link.
         interface: of each host, for all that it sends, and again for all that it receives.
     """
